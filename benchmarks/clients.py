@@ -28,7 +28,8 @@ from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Record, RecordBody, Reply, UserTurn, body_kind
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolSpec
-from retinue.models.base import EncodedContextCache, ModelPrompt, TextChunk
+from retinue.models.base import ModelPrompt, TextChunk
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.wire_formats import make_provider_format
 from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections, ProviderFormat
 

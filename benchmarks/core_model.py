@@ -9,7 +9,8 @@ import msgspec
 from benchmarks.raw_http import WirePool
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Record, Reply, StopReason, Usage, UserTurn
-from retinue.models.base import EncodedContextCache, EndChunk, ModelPrompt, ReplyChunk, TextChunk
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk
+from retinue.models.encoded_context_cache import EncodedContextCache
 
 WINDOW_TOKENS = 10_000_000
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from retinue.config import Settings  # noqa: E402
 from retinue.config.models import ProviderSettings, WireFormat  # noqa: E402
 from retinue.domain.model import ModelRef  # noqa: E402
-from retinue.models.base import EncodedContextCache  # noqa: E402
+from retinue.models.encoded_context_cache import EncodedContextCache  # noqa: E402
 from retinue.models.formats.wire_formats import make_provider_format  # noqa: E402
 from retinue.models.model_selection import ModelSelector  # noqa: E402
 from retinue.models.provider_http import HttpModel, ProviderConnections  # noqa: E402

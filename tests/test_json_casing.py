@@ -1,4 +1,7 @@
-"""JSON keys, error codes, event kinds and metrics are in snake_case, except the spellings in `fixed_spellings.py`."""
+"""JSON keys, error codes, event kinds and metrics are in snake_case.
+
+The exceptions are listed in `domain/json_casing_exceptions.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import pytest
 from retinue.api import openapi
 from retinue.config import settings_docs
 from retinue.domain.event import EventKind
-from retinue.domain.fixed_spellings import FIXED_SURFACES, Casing, is_fixed
+from retinue.domain.json_casing_exceptions import FIXED_SURFACES, Casing, is_fixed
 from retinue.operations.catalog import DEFAULT_PERMISSIONS, OPERATIONS
 
 SNAKE = re.compile(r"_?[a-z][a-z0-9]*(_[a-z0-9]+)*")

@@ -37,7 +37,7 @@ def test_a_skill_file_is_parsed_into_name_description_and_body() -> None:
     ("text", "because"),
     [
         ("no front matter", "must start with front matter"),
-        ("---\nname: weather\ndescription: x\n", "does not end"),
+        ("---\nname: weather\ndescription: x\n", "no closing line ---"),
         ("---\nname: Weather\ndescription: x\n---\n", "lowercase letters"),
         ("---\nname: we--ather\ndescription: x\n---\n", "lowercase letters"),
         ("---\nname: ../weather\ndescription: x\n---\n", "lowercase letters"),

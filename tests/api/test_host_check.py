@@ -11,7 +11,7 @@ from operations.operations_instance import open_operations_server
 from retinue.api.app import build_app
 from retinue.api.errors import AddressLockedOut, MisdirectedRequest, TooManyRequests
 from retinue.api.host_check import HttpSettings, RequestSource, check_source
-from retinue.api.request_limits import ADDRESSES_MAX, Lockout, PrincipalRateLimit
+from retinue.api.rate_limits import ADDRESSES_MAX, Lockout, PrincipalRateLimit
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.testing.local_instance import LocalInstance
 

@@ -37,7 +37,7 @@ from retinue.domain.token import Token, TokenKind, hash_token
 from retinue.operations.base import Services
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import tool_name
-from retinue.policy.access import permissions
+from retinue.policy.access import operation_permissions
 from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
 from retinue.policy.tools.tool_policy import CallSource, ToolPolicyContext
 from retinue.store.agents import agents
@@ -120,7 +120,7 @@ async def test_each_caller_lists_over_mcp_exactly_the_operations_of_its_permissi
             assert seen[name] == {
                 tool_name(each)
                 for each in OPERATIONS.values()
-                if permissions.decide_operation(each.name, level, made.services.permission_policy).is_allowed
+                if operation_permissions.decide_operation(each.name, level, made.services.permission_policy).is_allowed
             }
         assert seen["cy"] < seen["maria"] < seen["owner"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retinue.cli.chat import add_approval_id
+from retinue.cli.approval_prompts import add_approval_id
 from retinue.cli.chat_views import format_approval_request
 from retinue.cli.errors import CliError
 from retinue.cli.formatters import format_status

@@ -189,8 +189,8 @@ def test_piped_chat_exits_1_if_an_approval_is_still_open_at_the_end_of_input(ser
 
     assert completed.returncode == 1
     assert (
-        "[approval.pending]\nbecause: the input ended before a person had decided the approval\ntry: retinue allow "
-        in completed.stderr
+        "[approval.pending]\nbecause: the input ended before a person answered the approval request\n"
+        "try: retinue allow " in completed.stderr
     )
 
 

@@ -80,7 +80,7 @@ def test_every_example_in_the_help_of_a_command_can_be_parsed(command: str) -> N
             ["sned", "agent:guide", "hello"],
             [
                 "error: no command named 'sned': did you mean 'send'? [usage.unknown_command]",
-                "because: no alias and no noun has this name",
+                "because: this is neither a command nor a noun",
                 "try: retinue send",
             ],
         ),
@@ -88,7 +88,7 @@ def test_every_example_in_the_help_of_a_command_can_be_parsed(command: str) -> N
             ["tokn", "list"],
             [
                 "error: no command named 'tokn': did you mean 'token'? [usage.unknown_command]",
-                "because: no alias and no noun has this name",
+                "because: this is neither a command nor a noun",
                 "try: retinue token",
             ],
         ),
@@ -96,7 +96,7 @@ def test_every_example_in_the_help_of_a_command_can_be_parsed(command: str) -> N
             ["forgett", "maria"],
             [
                 "error: no command named 'forgett': did you mean 'person forget'? [usage.unknown_command]",
-                "because: no alias and no noun has this name",
+                "because: this is neither a command nor a noun",
                 "try: retinue person forget",
             ],
         ),
@@ -112,7 +112,7 @@ def test_every_example_in_the_help_of_a_command_can_be_parsed(command: str) -> N
             ["zzz"],
             [
                 "error: no command named 'zzz' [usage.unknown_command]",
-                "because: no alias and no noun has this name",
+                "because: this is neither a command nor a noun",
                 "try: retinue --help",
             ],
         ),

@@ -141,13 +141,13 @@ def test_invalid_environment_variables_are_reported_like_settings(home: Settings
         ("[server]\ndrain_s = 1979-05-27", "server.drain_s", "must be a number, not 1979-05-27"),
         ("[server]\nallowed_hosts = 'x'", "server.allowed_hosts", "must be a list, not 'x'"),
         ("[server]\nallowed_hosts = ['a', 'b:80']", "server.allowed_hosts[1]", "without scheme, port or path"),
-        ("[server]\nallowed_hosts = ['a', 3]", "server.allowed_hosts[1]", "must be a text in quotes, not 3"),
+        ("[server]\nallowed_hosts = ['a', 3]", "server.allowed_hosts[1]", "must be a string in quotes, not 3"),
         (
             "[server]\ntrusted_proxies = ['10.0.0.1/8']",
             "server.trusted_proxies[0]",
             "must be an IP address or a network",
         ),
-        ("[server]\npublic_url = 'house.example'", "server.public_url", "https://agents.example"),
+        ("[server]\npublic_url = 'agents.test'", "server.public_url", "https://agents.example"),
         (
             "[server]\npublic_url = 'https://a@b.example'",
             "server.public_url",

@@ -12,7 +12,6 @@ from config.data_directory import SettingsDirectory
 
 from retinue.config import InvalidSettings, load_configuration
 from retinue.config.file_writer import patch_settings_file
-from retinue.config.loader import reload_configuration
 from retinue.config.provenance import (
     ArgumentRule,
     MeasureRule,
@@ -21,6 +20,7 @@ from retinue.config.provenance import (
     ToolRequestRule,
     parse_provenance_rules,
 )
+from retinue.config.settings_loader import reload_configuration
 from retinue.domain.trust import Trust
 from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
@@ -110,7 +110,7 @@ def test_the_provenance_settings_example_in_the_guide_is_valid(home: SettingsDir
         ('[[provenance.source]]\ntools = "x"\ntrust = "trusted"', "provenance.source[0].trust", "is 'trusted'"),
         ('[[provenance.source]]\ntools = "x"', "provenance.source[0].trust", "is missing"),
         ('[[provenance.source]]\ntrust = "private"', "provenance.source[0].tools", "is missing"),
-        ('[[provenance.source]]\ntools = ["x"]\ntrust = "private"', "provenance.source[0].tools", "must be a text"),
+        ('[[provenance.source]]\ntools = ["x"]\ntrust = "private"', "provenance.source[0].tools", "must be a string"),
         (
             '[[provenance.source]]\ntools = ""\ntrust = "private"',
             "provenance.source[0].tools",
@@ -123,7 +123,7 @@ def test_the_provenance_settings_example_in_the_guide_is_valid(home: SettingsDir
         ),
         (SOURCE_RULE + 'colour = "red"', "provenance.source[0].colour", "is not a setting"),
         (SOURCE_RULE + 'fields = { a = "colour" }', "provenance.source[0].fields.a", "must be one of email, url"),
-        (SOURCE_RULE + "fields = { a = 1 }", "provenance.source[0].fields.a", "must be a text"),
+        (SOURCE_RULE + "fields = { a = 1 }", "provenance.source[0].fields.a", "must be a string"),
         (SOURCE_RULE + 'fields = ["a"]', "provenance.source[0].fields", "must be a table"),
         (
             SOURCE_RULE + 'owner_content_fields = { a = "colour" }',
@@ -150,7 +150,7 @@ def test_the_provenance_settings_example_in_the_guide_is_valid(home: SettingsDir
         (
             ARGUMENT_RULE + "choice_words = { all = [1] }",
             "provenance.argument[0].choice_words.all[0]",
-            "must be a text",
+            "must be a string",
         ),
         ('[[provenance.tool_request]]\ntools = "x"', "provenance.tool_request[0].words", "is missing"),
         (

@@ -24,9 +24,9 @@ from retinue.config import (
 )
 from retinue.config.errors import SettingRenamed
 from retinue.config.file_writer import patch_settings_file
-from retinue.config.loader import BACKUP_SUFFIX
 from retinue.config.renamed_settings import find_new_name, find_platforms, rename_settings
 from retinue.config.settings_docs import render_settings_page
+from retinue.config.settings_loader import BACKUP_SUFFIX
 from retinue.config.settings_upgrade import rename_text, upgrade_settings_files
 from retinue.domain.renamed_names import SETTING_VALUES, SETTINGS
 

@@ -52,7 +52,7 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.maintenance import erase_person
 from retinue.store.people import people, tokens
-from retinue.store.runs import approvals, budgets, runs
+from retinue.store.runs import approvals, budget_reservations, runs
 from retinue.store.sessions import records, sessions
 from retinue.testing.local_instance import SequentialIds
 
@@ -629,7 +629,7 @@ async def test_every_store_reads_texts_numbers_and_flags_back_unchanged(place: S
         dear = ModelCallReservationRequest(ref=ModelRef("", "dear"), price=Price(call=2**40))
         days = BudgetPeriod(day=1, month_first_day=1, month_last_day=31)
         run = run_of("b", agent="ada")
-        budgets.reserve(conn, run, turn=0, index=0, attempt=1, terms=dear, days=days, root=run.id, at_ms=1)
+        budget_reservations.reserve(conn, run, turn=0, index=0, attempt=1, terms=dear, days=days, root=run.id, at_ms=1)
 
     async with place.open() as store:
         await store.write(add_rows, point="test")
@@ -699,7 +699,7 @@ async def test_every_store_query_runs_on_sqlite_and_postgresql(place: StoreLocat
         assert records.list_damaged(conn) == [] and records.get(conn, "s", 1) is None
         assert events.list_after(conn, 0, limit=3) == [] and events.list_next(conn, "s", 0, limit=3).events == []
         assert events.newest_seq(conn) == 0 and events.oldest_seq(conn) is None
-        budgets.charge_interrupted_calls(conn, "r")
+        budget_reservations.charge_interrupted_calls(conn, "r")
         approvals.release_of_run(conn, "r")
         approvals.close_of_run(conn, "r", at_ms=5)
         runs.interrupt_open_steps(conn, "r", at_ms=5)

@@ -17,11 +17,11 @@ from retinue.domain.permission import (
     AgentRights,
     Permission,
     PermissionKind,
-    ProtectedPaths,
     add_permissions,
     default_rights,
     parse_permission,
 )
+from retinue.domain.protected_paths import ProtectedPaths
 
 SERVER = Path("/srv/retinue")
 AGENT_DIRECTORY = SERVER / "agents" / "ada"

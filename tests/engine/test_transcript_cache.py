@@ -32,7 +32,7 @@ from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.engine.event_broadcast import DELTAS_QUEUED_MAX, PARTIAL_CHARS_MAX, EventBroadcast
 from retinue.engine.transcript_cache import CachedTranscript, TranscriptCache, record_size_bytes
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.store.core.sqlite import InlineStore
 from retinue.store.open_store import open_inline_store
 from retinue.store.sessions import records

@@ -35,7 +35,7 @@ from retinue.config.models import (
 from retinue.domain.agent import Agent
 from retinue.domain.event import EventKind
 from retinue.domain.model import ModelFailureKind
-from retinue.domain.permission import ProtectedPaths
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.record import ContextStart, Note, Record, RecordKind, Reply, Summary, Usage, UserTurn
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.domain.structs import replace

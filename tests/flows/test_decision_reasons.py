@@ -15,7 +15,7 @@ from flows.approval_instance import (
 )
 from operations.operations_instance import OperationsServer, open_operations_server
 
-from retinue.store.runs.why import explain
+from retinue.store.runs.explanations import explain
 
 
 async def list_allow_reasons(operations: OperationsServer) -> list[str]:

@@ -190,7 +190,7 @@ async def test_a_budget_warns_once_limits_the_last_reply_and_then_refuses(
     assert OUTPUT_TOKENS_MIN <= lengths[4] < OUTPUT_TOKENS_MAX, "the output limit is what the budget still allows"
     assert refused.outcome is Outcome.DEAD
     head, because, said_try = last.split("\n")
-    assert head == f"Something went wrong: the budget of {whose} is spent [budget.spent]"
+    assert head == f"Something went wrong: the budget of {whose} does not cover the next model call [budget.spent]"
     assert because.startswith("because: $0.0") and " of $0.10 is spent, and the next call may cost $0.0" in because
     assert said_try == f"try: {try_this}"
     assert len(provider_server.asked) == 5 + 1, "the refused call was not sent"
@@ -211,7 +211,8 @@ async def test_a_run_budget_reached_midway_keeps_the_text_so_far(tmp_path: Path,
         assert await read_total_spent(server) <= 50_000
     said, stopped = text.split("\n\n")
     assert said == "Still at it."
-    assert stopped.startswith("[I had to stop: the budget of this run is spent ($0.0400") and stopped.endswith(").]")
+    assert stopped.startswith("[I had to stop: the budget of this run does not cover the next model call ($0.0400")
+    assert stopped.endswith(").]")
     assert len(provider_server.asked) == len(instance.witness_file.read_text().splitlines()), (
         "the calls of earlier replies were performed"
     )
@@ -225,10 +226,13 @@ async def test_a_model_without_a_price_is_not_called_if_a_budget_applies(
         settled = await server.wait_for_outcome((await server.send("hello")).envelope)
         [text] = await list_texts_to(server)
         assert await calls_made(server) == []
-    assert settled.because == "model.price_unknown: the price of mock/m1 is unknown"
+    assert settled.because == (
+        "model.price_unknown: mock/m1 cannot be used under a budget, because its price is unknown"
+    )
     assert text.split("\n") == [
-        "Something went wrong: the price of mock/m1 is unknown [model.price_unknown]",
-        "because: a budget applies, and without a price the cost cannot be limited",
+        "Something went wrong: mock/m1 cannot be used under a budget, because its price is unknown "
+        "[model.price_unknown]",
+        "because: without a price, the server cannot limit the cost of a call",
         'try: set `input_usd` and `output_usd` under [models.entries."mock/m1"] in retinue.toml, or 0 for both',
     ]
     assert provider_server.asked == []
@@ -246,7 +250,7 @@ async def test_a_model_call_that_costs_more_money_than_reserved_is_reported_and_
         await assert_ledger_is_ok(server)
     assert text == "Oh.\n\n[200% of the budget of this server for today is spent: $0.100050 of $0.05]"
     assert row.settled_microusd == 100_050 and row.released_microusd == row.reserved_microusd - 100_050 < 0
-    assert "the budget of this server for today is spent [budget.spent]" in refused
+    assert "the budget of this server for today does not cover the next model call [budget.spent]" in refused
     assert len(provider_server.asked) == 1
 
 

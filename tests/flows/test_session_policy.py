@@ -28,7 +28,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.slash_commands import GREETING_PROMPT
 from retinue.models.base import ModelPrompt
 from retinue.store.envelopes import envelopes
-from retinue.store.runs.why import explain
+from retinue.store.runs.explanations import explain
 from retinue.testing.fake_connector import FakeConnector
 from retinue.testing.local_instance import LocalInstance, LocalServer, terminal_origin
 from retinue.testing.scripted_model import text_reply, tool_call_reply

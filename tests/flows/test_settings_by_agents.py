@@ -19,7 +19,7 @@ from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import tool_name
-from retinue.policy.access.permissions import is_at_least
+from retinue.policy.access.operation_permissions import is_at_least
 from retinue.policy.tools.approvals import may_decide
 from retinue.policy.tools.tool_groups import OWNER_DECIDES
 from retinue.testing.scripted_model import tool_call_reply

@@ -583,9 +583,9 @@ async def test_a_button_press_counts_only_from_a_linked_person(chat: ChatInstanc
             inbound_message, "allow abc", kind=InboundKind.PRESS, quoted=QuotedMessage(message_id="5")
         )
         assert await server.connector_intake.accept("quiet", press_message(by="8")) is None
-        assert await server.connector_intake.accept("quiet", press_message(by="8", room="-1")) is None
+        assert await server.connector_intake.accept("quiet", press_message(by="8", channel="-1")) is None
         assert chat.presses == []
-        await server.connector_intake.accept("quiet", press_message(by="7", id_="p1", room="-1"))
+        await server.connector_intake.accept("quiet", press_message(by="7", id_="p1", channel="-1"))
         [press] = chat.presses
         assert (str(press.principal.address), press.data, press.message_id, press.press_id) == (
             "person:maria",

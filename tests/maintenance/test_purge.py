@@ -45,7 +45,7 @@ from retinue.store.maintenance import purge
 from retinue.store.maintenance.purge import PurgeHorizon
 from retinue.store.people import tokens
 from retinue.store.runs import approvals
-from retinue.store.runs.why import explain
+from retinue.store.runs.explanations import explain
 from retinue.testing.fake_connector import FakeConnector
 from retinue.testing.local_instance import LocalInstance, LocalServer, boss_principal
 from retinue.testing.wait_conditions import wait_until

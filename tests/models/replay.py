@@ -18,16 +18,8 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed, ModelRef
 from retinue.domain.record import Record, ReplyPieceKind, StopReason, Usage, UserTurn, body_kind
 from retinue.domain.times import to_ms
-from retinue.models.base import (
-    EncodedContextCache,
-    EndChunk,
-    Model,
-    ModelPrompt,
-    SignatureChunk,
-    TextChunk,
-    ThinkingChunk,
-    ToolCallChunk,
-)
+from retinue.models.base import EndChunk, Model, ModelPrompt, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.wire_formats import make_provider_format
 from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections
 from retinue.testing.fake_clock import START

@@ -29,7 +29,8 @@ from retinue.domain.model import ModelFailed
 from retinue.domain.record import ContextStart, Note, Reply, ReplyPiece, ReplyPieceKind, StopReason, Summary, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import EncodedContextCache, ModelPrompt
+from retinue.models.base import ModelPrompt
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.anthropic import AnthropicFormat
 from retinue.models.provider_http import ModelTarget
 

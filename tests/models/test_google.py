@@ -25,7 +25,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed
 from retinue.domain.record import ContextStart, Note, Reply, ReplyPiece, ReplyPieceKind, StopReason, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.google import GoogleFormat
 from retinue.models.provider_http import ModelTarget
 

@@ -20,15 +20,8 @@ from retinue.domain.model import FREE_PRICE, ModelFailed, ModelFailureKind, Mode
 from retinue.domain.ports import Clock
 from retinue.domain.record import Reply, StopReason, ToolResult, Usage, UserTurn
 from retinue.domain.tool import Call, ToolSpec
-from retinue.models.base import (
-    EncodedContextCache,
-    EndChunk,
-    Model,
-    ModelPrompt,
-    ReplyChunk,
-    TextChunk,
-    ThinkingChunk,
-)
+from retinue.models.base import EndChunk, Model, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.gguf import NotGgufFile, read_gguf_header
 from retinue.models.local_model import WAITING_MAX, LocalModel
 from retinue.models.local_process import SERVER_COMMAND, explain_exit
@@ -355,8 +348,8 @@ async def test_a_local_model_that_does_not_finish_loading_times_out(
         (["0.00.015.002 E something new"], 1, "its last output: something new"),
         (["something new"], -6, "its process aborted; its last output: something new"),
         ([], -4, "this processor does not support an instruction"),
-        ([], -40, "its process was ended by signal 40"),
-        ([], 3, "its process ended with code 3 and no output"),
+        ([], -40, "its process was killed by signal 40"),
+        ([], 3, "its process exited with code 3 and no output"),
     ],
 )
 def test_the_output_and_exit_code_of_a_local_model_process_are_explained(
@@ -553,7 +546,7 @@ import asyncio, os, sys
 from pathlib import Path
 from models.replay import prompt_of
 from retinue.domain.record import UserTurn
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.provider_http import ProviderConnections
 from retinue.models.local_model import LocalModel
 from retinue.models.local_weights import LocalWeights

@@ -15,7 +15,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import EFFORTS, ModelRef
 from retinue.domain.session import SessionOptions
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.openai_chat import ProviderQuirk as ChatQuirk
 from retinue.models.model_clients import ModelClients
 from retinue.models.model_selection import ModelRole, ModelSelection, ModelSelector

@@ -21,7 +21,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed, ModelFailureKind
 from retinue.domain.record import ContextStart, Note, Reply, ReplyPiece, ReplyPieceKind, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats import openai_responses_reader
 from retinue.models.formats.message_parts import SUMMARY_HEAD
 from retinue.models.formats.openai_responses import OpenAIResponsesFormat

@@ -13,7 +13,8 @@ from models.replay import SESSION, make_model_facts, make_records
 from retinue.config.models import WireFormat
 from retinue.domain.record import Note, Reply, StopReason, UserTurn
 from retinue.domain.tool import Call, ToolResult
-from retinue.models.base import EncodedContextCache, ModelPrompt
+from retinue.models.base import ModelPrompt
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.role_alternation import MERGED_PIECES_MIN, JoinedPieces
 from retinue.models.formats.wire_formats import make_provider_format
 from retinue.models.provider_http import ModelTarget, ProviderFormat

@@ -13,7 +13,7 @@ from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolSpec
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.wire_formats import (
     OUTPUT_LIMIT_PARAMS,
     PLAIN_IDS,

@@ -10,9 +10,9 @@ from typing import Any
 
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.permission import ProtectedPaths
 from retinue.domain.person import Person, Role
 from retinue.domain.principal import LEVEL_BY_ROLE, TRUST_BY_ROLE, Principal
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.trust import Trust
 from retinue.operations.base import Services, perform_operation
 from retinue.operations.catalog import DEFAULT_PERMISSIONS, OPERATIONS
@@ -81,7 +81,7 @@ async def open_operations_server(instance: LocalInstance) -> AsyncGenerator[Oper
             version="test",
             permission_policy=DEFAULT_PERMISSIONS,
             toolbox=instance.toolbox,
-            file_access=FileServices(
+            file_services=FileServices(
                 store=server.store,
                 clock=instance.clock,
                 files=files,

@@ -28,7 +28,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.structs import replace
 from retinue.operations.config_holder import ConfigHolder
-from retinue.operations.connector.connectors import parse_typed_value
+from retinue.operations.connector.connector_settings import parse_typed_value
 from retinue.store.channels import connector_state, poison_messages
 from retinue.testing.fake_connector import FakeConnector
 from retinue.testing.local_instance import LocalInstance

@@ -16,7 +16,7 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import build_operation_tools, tool_name
-from retinue.policy.access.permissions import is_at_least
+from retinue.policy.access.operation_permissions import is_at_least
 from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.testing.local_instance import LocalInstance
 from retinue.tools.base import ToolContext

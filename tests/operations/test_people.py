@@ -23,7 +23,7 @@ from retinue.domain.token import TokenKind, hash_token
 from retinue.domain.tool import ToolResult
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.person.people import INVITATION_TTL_DAYS, accept_invitation
-from retinue.policy.access import permissions
+from retinue.policy.access import operation_permissions
 from retinue.store.core import tables as t
 from retinue.store.ledger import ledger
 from retinue.store.people import principals, tokens
@@ -51,19 +51,19 @@ async def find_token_principal(server: OperationsServer, secret: str) -> Any:
 
 @pytest.mark.spec("H57")
 def test_permission_levels_are_ordered_and_an_operation_without_a_rule_needs_boss() -> None:
-    levels = list(permissions.LEVELS)
+    levels = list(operation_permissions.LEVELS)
     for i, level in enumerate(levels):
         for j, needed in enumerate(levels):
-            decided = permissions.decide_operation("x.do", level, {"x.do": needed})
+            decided = operation_permissions.decide_operation("x.do", level, {"x.do": needed})
             assert decided.is_allowed is (i >= j)
             assert needed in decided.because and level in decided.because
-    assert [permissions.decide_operation("y.do", level, {}).is_allowed for level in levels] == [
+    assert [operation_permissions.decide_operation("y.do", level, {}).is_allowed for level in levels] == [
         False,
         False,
         False,
         True,
     ]
-    assert "y.do needs" in permissions.decide_operation("y.do", PermissionLevel.STANDARD, {}).because
+    assert "y.do needs" in operation_permissions.decide_operation("y.do", PermissionLevel.STANDARD, {}).because
 
 
 @pytest.mark.spec("H57")
@@ -89,7 +89,7 @@ async def test_the_permission_for_an_operation_is_checked_before_its_parameters_
     server: OperationsServer,
 ) -> None:
     for operation in OPERATIONS.values():
-        if permissions.is_at_least(GUS.level, operation.permission):
+        if operation_permissions.is_at_least(GUS.level, operation.permission):
             continue
         with pytest.raises(NotAllowed):
             await server.ask(GUS, operation.name, nonsense=1)

@@ -23,7 +23,7 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.operations.generate_reference import find_renamed_commands
 from retinue.operations.parameter_schema import describe_parameters
 from retinue.operations.renamed_docs import PAGE_PATH, render_renamed_page
-from retinue.policy.access.permissions import override_levels
+from retinue.policy.access.operation_permissions import override_levels
 from retinue.policy.tools.tool_groups import OWNER_DECIDES, expand_entries
 from retinue.testing.local_instance import LocalInstance
 

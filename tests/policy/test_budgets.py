@@ -221,22 +221,22 @@ def test_a_call_is_refused_if_the_budget_does_not_cover_its_input() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence", "try_this"),
+    ("what", "budget", "try_this"),
     [
-        ("run", "the budget of this run is spent", "raise the lower of `cost_microusd_max` of agent 'ada' and "),
-        ("tree", "the budget of this run and the runs it started is spent", "raise the lower of `tree_microusd_max`"),
-        ("agent's day", "the budget of agent 'ada' for today is spent", "wait until 2026-11-16, or raise `day_microus"),
-        ("agent's month", "the budget of agent 'ada' for this month is spent", "wait until 2026-12-01, or raise `mon"),
-        ("person's day", "the budget of 'maria' for today is spent", "wait until 2026-11-16, or raise `budgets.perso"),
+        ("run", "the budget of this run", "raise the lower of `cost_microusd_max` of agent 'ada' and "),
+        ("tree", "the budget of this run and the runs it started", "raise the lower of `tree_microusd_max`"),
+        ("agent's day", "the budget of agent 'ada' for today", "wait until 2026-11-16, or raise `day_microus"),
+        ("agent's month", "the budget of agent 'ada' for this month", "wait until 2026-12-01, or raise `mon"),
+        ("person's day", "the budget of 'maria' for today", "wait until 2026-11-16, or raise `budgets.perso"),
         (
             "instance's month",
-            "the budget of this server for this month is spent",
+            "the budget of this server for this month",
             "wait until 2026-12-01, or raise `budge",
         ),
     ],
 )
 def test_a_budget_refusal_names_the_limit_the_amounts_the_reset_date_and_the_setting(
-    what: str, sentence: str, try_this: str
+    what: str, budget: str, try_this: str
 ) -> None:
     with pytest.raises(BudgetSpent) as refused:
         grant_output_tokens(
@@ -247,9 +247,9 @@ def test_a_budget_refusal_names_the_limit_the_amounts_the_reset_date_and_the_set
             period=NOVEMBER,
         )
     assert refused.value.code == "budget.spent"
-    assert refused.value.sentence == sentence
+    assert refused.value.sentence == f"{budget} does not cover the next model call"
     assert refused.value.because == (
-        "$0.95 of $1.00 is spent and $0.04 is reserved for running calls, and the next call may cost $0.018360"
+        "$0.95 of $1.00 is spent, $0.04 is reserved for running calls, and the next call may cost $0.018360"
     )
     assert refused.value.try_this.startswith(try_this)
 

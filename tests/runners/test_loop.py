@@ -42,7 +42,7 @@ from retinue.runners.loop import (
 )
 from retinue.runners.stream_reader import read_reply
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.loop_factory import LoopParts as Thoughts
+from retinue.testing.runner_factory import LoopParts as Thoughts
 from retinue.testing.scripted_model import ScriptedModel, text_reply, tool_call_reply
 from retinue.testing.tools import AppendLineTool
 from retinue.tools.toolbox import Toolbox

@@ -41,7 +41,7 @@ def instance(tmp_path: Path) -> LocalInstance:
 @pytest.mark.parametrize(
     ("first", "why"),
     [
-        ("unpriced", "the price of unpriced is unknown"),
+        ("unpriced", "unpriced cannot be used under a budget, because its price is unknown"),
         ("small", "the context window of small is too small: 8,000 tokens"),
     ],
 )
@@ -72,7 +72,7 @@ async def test_the_failure_notice_of_a_model_call_names_the_first_failure_and_ev
         (notice,) = [each.text for each in await server.list_envelopes_to("maria")]
     assert "scripted: the key was rejected" in notice
     assert "small: the context window of small is too small: 8,000 tokens" in notice
-    assert "unpriced: the price of unpriced is unknown" in notice
+    assert "unpriced: unpriced cannot be used under a budget, because its price is unknown" in notice
 
 
 @pytest.mark.parametrize(("only", "code"), [("unpriced", "model.price_unknown"), ("small", "model.window_too_small")])

@@ -32,7 +32,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, RecordBody, Summary
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.runners.result_pruner import (
     RESULT_CHARS_CAP,
     RESULT_CHARS_KEPT_MIN,

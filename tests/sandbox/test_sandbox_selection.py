@@ -18,13 +18,8 @@ from retinue.domain.decision import DecisionKind
 from retinue.domain.permission import AgentRights
 from retinue.domain.session import OriginKind
 from retinue.sandbox.base import MIB, Confinement, NetworkAccess, ResourceLimits, SandboxFailed, SandboxProbe
-from retinue.sandbox.sandbox_selection import (
-    CommandFacts,
-    RequestedConfinement,
-    build_confinement,
-    choose_sandbox,
-    tighten_confinement,
-)
+from retinue.sandbox.confinement import CommandFacts, RequestedConfinement, build_confinement, tighten_confinement
+from retinue.sandbox.sandbox_selection import choose_sandbox
 
 AGENTS_DIRECTORY = Path("/data/agents")
 WORKSPACE = AGENTS_DIRECTORY / "ada/workspace"

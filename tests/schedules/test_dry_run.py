@@ -309,7 +309,9 @@ async def test_dry_run_reports_when_a_budget_first_refuses_a_run(tmp_path: Path)
     assert (budget.highest_microusd, budget.refused, budget.first_refused) == (94_500, 9, "2026-01-06T12:00:00+00:00")
     assert (report.totals.runs, report.totals.failed) == (18, 9)
     assert report.totals.cost_microusd == 9 * 31_500
-    assert "the budget of agent 'ada' for today is spent" in next(run.because for run in report.runs if run.because)
+    assert "the budget of agent 'ada' for today does not cover" in next(
+        run.because for run in report.runs if run.because
+    )
 
 
 async def test_dry_run_without_a_budget_refuses_no_run(tmp_path: Path) -> None:

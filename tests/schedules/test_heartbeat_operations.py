@@ -20,7 +20,7 @@ from retinue.agents.agent_directory import agent_directory_of
 from retinue.config import load_configuration
 from retinue.config.agent_defaults import BUILT_IN_AGENT_DEFAULTS
 from retinue.config.heartbeats import HeartbeatDefaults
-from retinue.config.loader import InvalidSettings
+from retinue.config.settings_loader import InvalidSettings
 from retinue.domain.agent import Agent, HeartbeatRules, ToolRules
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.schedule import (

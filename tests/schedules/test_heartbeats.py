@@ -572,7 +572,7 @@ async def test_a_heartbeat_answer_is_not_delivered_to_a_person_the_run_already_w
     async with instance.run() as server:
         open_now.append(server)
         slot = await run_at_half_past_nine(server, await add_heartbeat(server))
-        assert slot.because == "it has sent a message to person:owner itself"
+        assert slot.because == "the run has already sent a message to person:owner"
         assert await texts_to_owner(server) == ["The plants are dry."]
 
 

@@ -26,7 +26,7 @@ from retinue.domain.times import from_ms
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
 from retinue.store.ledger.ledger_checks import RULES, LedgerFinding
-from retinue.store.runs import budgets
+from retinue.store.runs import budget_reservations
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class SpendingStore:
         self, run: Run, asked: ModelCallReservationRequest, *, turn: int = 0, attempt: int = 1, root: str = ""
     ) -> ModelCallReservation:
         return await self.write(
-            partial(budgets.reserve, run=run, terms=asked, **self._row_key(run, turn, attempt, root))
+            partial(budget_reservations.reserve, run=run, terms=asked, **self._row_key(run, turn, attempt, root))
         )
 
     async def settle(
@@ -105,7 +105,7 @@ class SpendingStore:
         root: str = "",
     ) -> int:
         where = self._row_key(run, turn, attempt, root)
-        return await self.write(partial(budgets.settle, run=run, terms=asked, usage=usage, **where))
+        return await self.write(partial(budget_reservations.settle, run=run, terms=asked, usage=usage, **where))
 
     async def fail(
         self,
@@ -119,7 +119,7 @@ class SpendingStore:
     ) -> None:
         failure = {"failure": "overloaded", "next_action": "retry", "error": error, "unknown": unknown}
         where = self._row_key(run, turn, attempt, "")
-        await self.write(partial(budgets.fail, run=run, terms=asked, **failure, **where))
+        await self.write(partial(budget_reservations.fail, run=run, terms=asked, **failure, **where))
 
     def _row_key(self, run: Run, turn: int, attempt: int, root: str) -> dict[str, Any]:
         key = {"turn": turn, "index": 0, "attempt": attempt}

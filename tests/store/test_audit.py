@@ -287,14 +287,14 @@ TAMPERINGS = (
     ("UPDATE audit SET content = 'x' WHERE chain = :s AND position = 4", "it was changed after it was written"),
     ("DELETE FROM audit WHERE chain = :s AND position = 2", "entries before it are missing: 1"),
     ("DELETE FROM audit WHERE chain = :s AND position = 1", "entries before it are missing: 1"),
-    ("DELETE FROM audit WHERE chain = :s AND position = 4", "has an entry at this position, which is missing"),
-    ("DELETE FROM audit WHERE chain = :s AND position >= 3", "has an entry at this position, which is missing"),
+    ("DELETE FROM audit WHERE chain = :s AND position = 4", "has a hash for this position, but the entry is missing"),
+    ("DELETE FROM audit WHERE chain = :s AND position >= 3", "has a hash for this position, but the entry is missing"),
     ("DELETE FROM audit WHERE chain = :s", "the whole chain is missing"),
     ("UPDATE audit SET chain = :other WHERE chain = :s", "the whole chain is missing"),
     ("UPDATE audit SET position = position + 10 WHERE chain = :s AND position = 4", "entries before it are missing"),
     ("DELETE FROM audit WHERE chain = '' AND kind = 'chain-begun'", "entries before it are missing"),
     ("DELETE FROM audit_anchors WHERE chain = :s", "the anchors stored with it have changed"),
-    ("UPDATE audit_anchors SET position = 2 WHERE chain = :s", "an anchor has a different entry at this position"),
+    ("UPDATE audit_anchors SET position = 2 WHERE chain = :s", "an anchor has a different hash for this position"),
     ("DELETE FROM audit_anchors", "the anchors stored with it have changed"),
     ("DELETE FROM audit WHERE kind = 'anchored'", "no entry records the anchors"),
 )
@@ -323,7 +323,7 @@ async def test_an_external_anchor_detects_a_completely_rewritten_audit(place: St
         await store.write(append_entries(ended_entry()), point="test")
         await store.write(partial(audit.add_anchors, now_ms=3_000), point="test")
         assert await find_flaws(store) == []  # consistent in itself
-        assert await find_flaws(store, outside=[kept]) == ["an anchor has a different entry at this position"]
+        assert await find_flaws(store, outside=[kept]) == ["an anchor has a different hash for this position"]
         await execute_sql_statement(store, "DELETE FROM audit")
         assert lines.CHAIN_TRUNCATED in await find_flaws(store, outside=[kept])
 

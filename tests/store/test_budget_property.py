@@ -28,7 +28,7 @@ from retinue.store.core import sqlite
 from retinue.store.core.connection import TransactionBody
 from retinue.store.core.transaction import Transaction
 from retinue.store.open_store import prepare_sqlite
-from retinue.store.runs import budgets
+from retinue.store.runs import budget_reservations
 
 T = TypeVar("T")
 
@@ -92,12 +92,12 @@ class OpenCall:
             case "beyond":
                 usage = Usage(input_tokens=bound * 3, output_tokens=used)
             case "failed":
-                return partial(budgets.fail, unknown=False, **failed, **about)
+                return partial(budget_reservations.fail, unknown=False, **failed, **about)
             case "broken off":
-                return partial(budgets.fail, unknown=True, **failed, **about)
+                return partial(budget_reservations.fail, unknown=True, **failed, **about)
             case _:  # a crash, or a cancellation
-                return partial(budgets.charge_interrupted_calls, run=self.run.id)
-        return partial(budgets.settle, usage=usage, **about)
+                return partial(budget_reservations.charge_interrupted_calls, run=self.run.id)
+        return partial(budget_reservations.settle, usage=usage, **about)
 
 
 CALL_ENDINGS = ("all of it", "some of it", "estimated", "unreported", "failed", "broken off", "crash")
@@ -155,7 +155,9 @@ class ConcurrentRuns:
         )
         made = OpenCall(run, root, turn, attempt, asked, asked.output_tokens_max, TODAY)
         try:
-            granted = await self.spending_store.write(partial(budgets.reserve, run=run, terms=asked, **made.row_key()))
+            granted = await self.spending_store.write(
+                partial(budget_reservations.reserve, run=run, terms=asked, **made.row_key())
+            )
         except BudgetSpent:
             self.refused += 1
             return False
@@ -306,7 +308,7 @@ def test_in_any_order_of_calls_every_budget_holds_except_for_cost_over_a_reserva
         made = OpenCall(runs[which], root, next(turns), 1, asked, output_tokens, days)
         left = smallest_remaining_budget(conn, made, caps)
         try:
-            granted = commit(conn, partial(budgets.reserve, run=made.run, terms=asked, **made.row_key()))
+            granted = commit(conn, partial(budget_reservations.reserve, run=made.run, terms=asked, **made.row_key()))
         except BudgetSpent:
             pass
         else:

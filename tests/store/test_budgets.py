@@ -16,7 +16,7 @@ from retinue.domain.model import FREE_PRICE, ModelRef, Price
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.store.core import tables as t
 from retinue.store.maintenance import erase_person
-from retinue.store.runs import budgets
+from retinue.store.runs import budget_reservations
 
 MONEY_ROWS_QUERY = (
     "SELECT reserved_microusd, settled_microusd, released_microusd, held_microusd"
@@ -53,7 +53,7 @@ async def test_a_budget_holds_the_maximum_cost_of_a_model_call_until_the_call_is
     assert await spending_store.rows("SELECT day, agent, person, provider, model FROM spending") == [
         (TODAY.day, "ada", "maria", "anthropic", "claude")
     ]
-    assert await spending_store.store.read(partial(budgets.get_spent_microusd, run=ada.id)) == 4_200
+    assert await spending_store.store.read(partial(budget_reservations.get_spent_microusd, run=ada.id)) == 4_200
     assert await spending_store.ledger_findings() == []
 
 
@@ -141,7 +141,7 @@ async def test_a_failed_model_call_releases_its_budget_reservation_unless_its_co
     query = "SELECT failure, next_action, length(error), cost_unknown, ended_ms FROM model_calls ORDER BY attempt"
     assert await spending_store.rows(query) == [
         ("overloaded", "retry", 10, False, AT_MS),
-        ("overloaded", "retry", budgets.ERROR_CHARS_MAX, True, AT_MS),
+        ("overloaded", "retry", budget_reservations.ERROR_CHARS_MAX, True, AT_MS),
         ("overloaded", "retry", 10, False, AT_MS),
     ]
     assert await spending_store.ledger_findings() == []
@@ -154,7 +154,7 @@ async def test_model_calls_interrupted_by_a_crash_are_charged_to_the_budget_once
     await spending_store.reserve(ada, asked, turn=1)
     await spending_store.reserve(bo, asked)
     for _ in range(2):
-        await spending_store.write(partial(budgets.charge_interrupted_calls, run=ada.id))
+        await spending_store.write(partial(budget_reservations.charge_interrupted_calls, run=ada.id))
     assert await spending_store.rows(SPENDING_SUMS_QUERY) == [
         (3, 4_200 + RESERVED_MICROUSD, RESERVED_MICROUSD, 900, 100)
     ]
@@ -170,7 +170,7 @@ async def test_model_calls_interrupted_by_a_crash_are_charged_to_the_budget_once
 async def test_a_model_call_settled_twice_is_counted_once_in_the_stored_spending(spending_store: SpendingStore) -> None:
     ada, asked = run_of("a"), terms()
     await spending_store.reserve(ada, asked)
-    await spending_store.write(partial(budgets.charge_interrupted_calls, run=ada.id))
+    await spending_store.write(partial(budget_reservations.charge_interrupted_calls, run=ada.id))
     for _ in range(2):
         await spending_store.settle(ada, asked, USAGE)
     assert await spending_store.rows(SPENDING_SUMS_QUERY) == [(1, 4_200, 0, 900, 100)]
@@ -314,7 +314,7 @@ async def test_a_budget_warns_once_per_period_when_its_warning_share_is_spent(sp
             warnings.append((await spending_store.reserve(run, asked, turn=turn)).warnings)
             await spending_store.settle(run, asked, USAGE, turn=turn)
         days = spending_store.days
-        ends = partial(budgets.list_warnings, run=run, terms=asked, days=days, root=run.id)
+        ends = partial(budget_reservations.list_warnings, run=run, terms=asked, days=days, root=run.id)
         warnings.append(await spending_store.store.read(ends))
     warned = [text for texts in warnings for text in texts]
     assert warned == ["84% of the budget of agent 'ada' for today is spent: $0.0840 of $0.10"]

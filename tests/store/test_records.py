@@ -35,7 +35,8 @@ from retinue.domain.record import (
 )
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.models.base import EncodedContextCache, ModelPrompt
+from retinue.models.base import ModelPrompt
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.wire_formats import make_provider_format
 from retinue.models.provider_http import ModelTarget
 from retinue.runners.base import SILENT_TOKENS

@@ -18,7 +18,7 @@ from retinue.domain.times import to_ms
 from retinue.store.ledger import ledger
 from retinue.store.maintenance import purge
 from retinue.store.runs import runs
-from retinue.store.runs.why import explain
+from retinue.store.runs.explanations import explain
 from retinue.testing.local_instance import LocalInstance, LocalServer
 
 MODEL_REPLY_LINE = "Turn 1: scripted replied in 0 ms."

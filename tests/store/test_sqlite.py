@@ -35,7 +35,7 @@ from retinue.store.core.sqlite import SqliteStore
 from retinue.store.envelopes import envelopes, webhooks
 from retinue.store.open_store import open_store, prepare_sqlite
 from retinue.store.people import notifications, people, preferences
-from retinue.store.runs import approvals, budgets, questionnaires, runs
+from retinue.store.runs import approvals, budget_reservations, questionnaires, runs
 from retinue.store.sessions import external_keys, instructions, records, sessions
 from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import text_reply, tool_call_reply
@@ -577,7 +577,7 @@ MODULES = (
     external_keys,
     transaction,
     instructions,
-    budgets,
+    budget_reservations,
     events,
     notifications,
     people,
@@ -597,6 +597,7 @@ ALLOWED_SCANS = {
     "agents._all",  # the agents
     "agents._sources",
     "people._all",  # and the people
+    "people._erased_names",
     "records._all",  # every record is checked for damage
     "transaction._lock_counters",  # one row
     "transaction._update_counters",

@@ -13,7 +13,8 @@ import msgspec
 
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Permission, ProtectedPaths, default_rights
+from retinue.domain.permission import Permission, default_rights
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store.agents import file_trust

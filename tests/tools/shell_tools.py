@@ -18,7 +18,8 @@ from retinue.app.clock_and_ids import RandomIds
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import AgentRights, ProtectedPaths
+from retinue.domain.permission import AgentRights
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.intake.accept import EnvelopeIntake

@@ -13,7 +13,7 @@ from retinue.connectors.base import ConnectorCapabilities
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import EnvelopeDraft, Receipt
-from retinue.domain.permission import ProtectedPaths
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolResult
 from retinue.policy.tools.tool_policy import ToolPolicyContext

@@ -16,7 +16,7 @@ from retinue.tools.base import ToolFailed
 from retinue.tools.files import read_file_inside, resolve_permission
 from retinue.tools.files.atomic_write import write_atomically
 from retinue.tools.files.file_snapshot import read_snapshot
-from retinue.tools.files.paths import locate
+from retinue.tools.files.path_access import locate
 
 TOOL_ARGUMENTS: dict[str, dict[str, Any]] = {
     "read": {},

@@ -101,9 +101,9 @@ def test_stopping_a_delegation_on_the_activity_screen_stops_its_whole_tree(app: 
         expect(badges).to_have_count(2)
         expect(window.get_by_role("button", name="Stop bo")).to_have_count(0)
     assert {each["status"] for each in list_delegations(app.server, session)} == {"stopped"}
-    page.get_by_role("checkbox", name="Show open only").check()
+    page.get_by_role("checkbox", name="Show only open delegations").check()
     expect(page.get_by_text("No open delegations")).to_be_visible()
-    page.get_by_role("checkbox", name="Show open only").uncheck()
+    page.get_by_role("checkbox", name="Show only open delegations").uncheck()
     shown.get_by_role("link", name=f"Conversation of cy: {SLOW}").click()
     expect(message_log(page).get_by_role("article").first).to_contain_text(SLOW)
     page.go_back()

@@ -229,7 +229,7 @@ def test_a_setting_is_changed_in_the_settings_form_after_a_review(app: WebApp, s
     expect(page.get_by_role("button", name="Review changes")).to_be_disabled()
     drain.fill("7")
     expect(row.get_by_role("alert")).to_have_count(0)
-    page.get_by_label("Find a setting").fill("mirrored")
+    page.get_by_label("Find a setting").fill("written to files")
     page.get_by_label("enabled", exact=True).check()
     page.get_by_role("button", name="Review changes").click()
     review = dialog(page, "Changes")
@@ -379,7 +379,7 @@ def test_the_log_follows_new_lines_and_pauses_when_scrolled_up(app: WebApp) -> N
     shown.evaluate("node => { node.scrollTop = 0 }")
     expect(page.get_by_text("Paused because you scrolled up.")).to_be_visible()
     log('info "after that"')
-    page.get_by_role("button", name="Jump to newest").click()
+    page.get_by_role("button", name="Show newest lines").click()
     page.clock.fast_forward("00:02")
     expect(shown).to_contain_text("after that")
     assert shown.inner_text().count("the very last") == 1
@@ -388,7 +388,7 @@ def test_the_log_follows_new_lines_and_pauses_when_scrolled_up(app: WebApp) -> N
     expect(shown).to_contain_text("the very last")
     page.get_by_label("Find in the log").fill("ODD")
     expect(shown.locator(".line")).to_have_count(1)
-    page.get_by_role("button", name="Copy the lines shown").click()
+    page.get_by_role("button", name="Copy shown lines").click()
     wait_for_clipboard(page, lambda copied: "something odd" in copied)
 
 

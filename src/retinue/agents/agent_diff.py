@@ -1,7 +1,4 @@
-"""Apply requested changes to an agent definition, and list the fields that differ between two versions.
-
-The functions are pure.
-"""
+"""Applies changes to an agent's definition, and lists the fields that differ between two versions."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ SELF_EDITABLE_FIELDS = frozenset({"description", "instructions", "provider", "mo
 
 
 def flatten_agent(agent: Agent) -> dict[str, Any]:
-    """Return every field of an agent by name. A field in a group is prefixed with the group, as in `tools_ask`."""
+    """Return every field of an agent by name. The name of a grouped field starts with the group: `tools_ask`."""
     found: dict[str, Any] = {}
     for each in fields(agent):
         value = getattr(agent, each.name)
@@ -40,7 +37,7 @@ AGENT_FIELDS = tuple(flatten_agent(_DEFAULT_AGENT))
 
 
 def settings_key_of(field: str) -> str:
-    """Return the settings key of a field: `tools.ask` for `tools_ask`."""
+    """Return the settings key of a field, such as `tools.ask` for `tools_ask`."""
     group, _, rest = field.partition("_")
     return f"{group}.{rest}" if group in _GROUP_FIELDS else field
 
@@ -48,8 +45,8 @@ def settings_key_of(field: str) -> str:
 def apply_changes(agent: Agent, values: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:
     """Return the agent with the given values, and with the fields in `clear` set to their defaults.
 
-    Another provider or runner offers other models. If either changes, model and effort are cleared unless the caller
-    sets them too.
+    Another provider or runner may not offer the agent's model. So if either changes, model and
+    effort are reset to their defaults, unless the caller sets them too.
     """
     plain = flatten_agent(_DEFAULT_AGENT)
     for name in clear:

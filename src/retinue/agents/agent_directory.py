@@ -29,7 +29,7 @@ def _required_paths(data_dir: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def ensure_agent_directory(data_dir: Path, name: str) -> Path:
-    """Create the missing parts of an agent directory. Existing parts stay unchanged.
+    """Create the directories and files of an agent that are missing. Existing ones stay unchanged.
 
     Called in every run, so it must be fast if nothing is missing.
     """
@@ -66,7 +66,7 @@ def ensure_workspace(folder: Path, *, agent_directory: Path) -> Path | None:
 def remove_agent_directory(data_dir: Path, name: str) -> None:
     """Delete an agent directory with its contents.
 
-    A symbolic link in its place, or inside it, is removed and not followed.
+    If the directory is a symbolic link, or contains one, only the link is removed.
     """
     home = agent_directory_of(data_dir, name)
     if home.is_symlink():

@@ -1,6 +1,6 @@
-"""Plans what `retinue apply` would do: compares the agents and people declared in its file with those in the store.
+"""Plans what `retinue apply` changes: compares the agents and people that its file declares with those in the store.
 
-Pure: the caller passes the facts and gets a plan with reasons.
+The module does no I/O: the caller passes both, and gets a plan with a reason for each step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ApplyAction(StrEnum):
 
 
 class StoredAgent(Struct, frozen=True):
-    """An agent in the store, and what made its last change: the file or a person, for example."""
+    """An agent in the store, and what changed it last, such as `apply` or a person."""
 
     agent: Agent
     source: str
@@ -53,7 +53,7 @@ class PlannedChange(Struct, frozen=True):
 def plan_agents(
     declared: Sequence[Agent], stored: Sequence[StoredAgent], *, prefer_file: bool = False
 ) -> list[PlannedChange]:
-    """Plan a change for each declared agent, in the file's order, then for each stored agent that the file omits."""
+    """Plan a change for each agent in the file, in the file's order, then for each stored agent that is not in it."""
     here = {each.agent.name.casefold(): each for each in stored}
     plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), prefer_file=prefer_file) for agent in declared]
     return [*plan, *(_plan_undeclared(each.agent.name) for each in here.values())]
@@ -67,7 +67,7 @@ def _plan_agent(declared: Agent, stored: StoredAgent | None, *, prefer_file: boo
     if not changed:
         return PlannedChange(ApplyAction.KEEP, wanted.name, "it is unchanged")
     if stored.source not in OVERWRITABLE_SOURCES and not prefer_file:
-        because = f"it was changed through the {stored.source} since; use `--overwrite` to overwrite that change"
+        because = f"it was last changed through the {stored.source}, not by `apply`; use `--overwrite` to overwrite it"
         return PlannedChange(ApplyAction.DRIFT, wanted.name, because, agent=wanted, changes=changed)
     return PlannedChange(ApplyAction.CHANGE, wanted.name, "the file differs", agent=wanted, changes=changed)
 
@@ -81,8 +81,9 @@ def plan_people(
 ) -> list[PlannedChange]:
     """Plan a change for each declared person. A new person gets the role that the file declares.
 
-    A role that was changed outside the file is kept, unless `prefer_file` is set. A change from or to owner is never
-    applied. `forgotten` are the case-folded names that are reserved because their person was forgotten.
+    If a person's role differs from the file, it is changed only with `prefer_file`. A change from
+    or to owner is never applied. `forgotten` are the case-folded names of people whose data was
+    erased. Their names stay reserved.
     """
     here = {person.name.casefold(): person for person in stored}
     plan: list[PlannedChange] = []
@@ -99,7 +100,7 @@ def plan_people(
             plan.append(PlannedChange(ApplyAction.KEEP, person.name, "they are unchanged"))
         else:
             step = ApplyAction.CHANGE if prefer_file and Role.OWNER not in (role, person.role) else ApplyAction.DRIFT
-            because = "the file differs" if step is ApplyAction.CHANGE else f"their role here is {person.role}"
+            because = "the file differs" if step is ApplyAction.CHANGE else f"their role in the store is {person.role}"
             wanted = Person(name=person.name, role=role)
             plan.append(PlannedChange(step, person.name, because, person=wanted, changes={"role": (person.role, role)}))
     return [*plan, *(_plan_undeclared(person.name) for person in here.values() if person.role is not Role.OWNER)]

@@ -1,6 +1,7 @@
 """Converts sessions to and from Daycare's format: `descriptor.json`, `state.json` and `history.jsonl`.
 
-An imported session is exported byte for byte: a line that retinue would write differently is stored unchanged.
+If an imported session is exported, the files are the same byte for byte. A line that retinue would
+write differently is therefore stored unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DaycareFiles(Struct, frozen=True, kw_only=True):
-    """The contents of a session's three files. `history` starts at the requested record."""
+    """The contents of a session's three files. `history` may start at a later record than the first."""
 
     session: Session
     descriptor: str
@@ -262,7 +263,7 @@ _line_decoder = msgspec.json.Decoder(HistoryLine)
 
 
 def encode_line(record: Record) -> str:
-    """Return a record as one line, including its line break."""
+    """Return a record as one line of `history.jsonl`, including its line break."""
     return _encode(_line_from_record(record)).decode() + "\n"
 
 
@@ -311,9 +312,9 @@ class DaycareImport(Struct, frozen=True, kw_only=True):
 
 
 def parse_files(files: dict[str, str], session: SessionId) -> DaycareImport:
-    """Parse three files as the history of `session`.
+    """Parse the three files of an import as the history of `session`.
 
-    Raises `Invalid` with the file and line if something cannot be parsed.
+    Raises an `Invalid` error with the file and line if something cannot be parsed.
     """
     if set(files) != set(FILE_NAMES):
         found = ", ".join(sorted(files))[:200] or "nothing"

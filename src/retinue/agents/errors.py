@@ -68,7 +68,7 @@ class ImportTooLong(TooLarge):
 
 
 class ImportUnreadable(Invalid):
-    """A part of an imported session cannot be read."""
+    """A file or line of an imported session cannot be read."""
 
     code = "import.unreadable"
 
@@ -131,7 +131,7 @@ class InvalidTemplate(Invalid):
         super().__init__(
             f"invalid instructions template: {location}",
             because=because,
-            try_this="correct it with docs/reference/instructions.md, then check it: retinue agent prompt NAME",
+            try_this="correct it, using docs/reference/instructions.md, then check it: retinue agent prompt NAME",
         )
 
 
@@ -161,7 +161,7 @@ class SkillFrontMatterInvalid(Invalid):
 
 
 class SkillFolderInvalid(Invalid):
-    """A folder has a file that a skill cannot have."""
+    """The folder of a skill contains a file that is not allowed in a skill."""
 
     code = "skill.folder_invalid"
 
@@ -170,7 +170,7 @@ class SkillFolderInvalid(Invalid):
 
 
 class SkillLinkOutside(Invalid):
-    """A file of a skill is a link that is broken or leads out of the skills folder."""
+    """A file of a skill is a broken link, or a link to a place outside of the skills folder."""
 
     code = "skill.link_outside"
 
@@ -183,7 +183,7 @@ class SkillLinkOutside(Invalid):
 
 
 class SkillTooLarge(Invalid):
-    """A skill exceeds a limit. `because` names it."""
+    """A skill exceeds a limit, which `because` names."""
 
     code = "skill.too_large"
 
@@ -205,7 +205,7 @@ class SkillBundleIncomplete(Invalid):
 
 
 class SkillSubsetInvalid(Invalid):
-    """The skills selected for a session are not a list of names."""
+    """The skills that were selected for a session are not a valid list of names."""
 
     code = "skill.subset_invalid"
 

@@ -1,8 +1,9 @@
 """Runs hooks when an event happens.
 
-Hooks follow the stored events, after the commit, so a failing hook never affects a run. A hook gets the event as JSON
-on its standard input. It may print JSON such as `{"messages": [...]}`, whose messages are shown to the people in that
-conversation. It can read its own folder, write to one other folder, and has no network.
+Hooks are started after an event is committed, so a failing hook never affects a run. A hook gets
+the event as JSON on its standard input. It may print JSON such as `{"messages": [...]}`, and the
+people in that conversation then get the messages. A hook can read its own folder, can write to one
+other folder, and has no network.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HookEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The event that a hook reads from its standard input. `key` stays the same if the same event is sent again."""
+    """The event that a hook reads from its standard input. If an event is sent twice, both have the same `key`."""
 
     event: str
     key: str
@@ -73,7 +74,7 @@ GetSandbox = Callable[[], Awaitable[Sandbox]]
 
 
 def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
-    """Return the hook events that a stored event triggers. Most stored events trigger none. Pure."""
+    """Return the hook events that a stored event triggers. Most stored events trigger none."""
     body = stored.body
     build_event = partial(
         HookEvent,
@@ -101,7 +102,7 @@ def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
 
 
 class HookRunner:
-    """Finds and runs hooks. Settings and files are read again for each event."""
+    """Finds and runs hooks. Settings and hook files are read again for each event."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class HookRunner:
         return found, evaluate_hooks(found.hooks, good, self._host_facts(), settings=settings)
 
     async def start(self) -> None:
-        """Follow the stored events from now on. Hooks do not get events that were stored earlier."""
+        """Start to run hooks for events that are stored from now on. Earlier events trigger no hooks."""
         self._cursor = await self._store.read(store_events.newest_seq)
         self._store.on_commit(self._committed.set)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._process_queue())]
@@ -177,7 +178,7 @@ class HookRunner:
                     self.enqueue(await self._add_session_facts(event))
 
     async def _add_session_facts(self, event: HookEvent) -> HookEvent:
-        """Add the agent and the origin of the session to the event, if the stored event lacks them."""
+        """Add the agent and origin of the event's session, if the event has none."""
         if event.agent or not event.session:
             return event
         session = await self._store.read(partial(sessions.get, id_=SessionId(event.session)))

@@ -1,7 +1,8 @@
 """Finds hooks on disk: a hook is a folder with a handler program and a HOOK.md that names its events.
 
-A hook can have the same kinds of requirements as a skill. It runs only if its owner has approved its current files. If
-two hooks have the same name, the workspace's wins over the instance's, and the instance's over a bundled hook.
+A hook can have the same kinds of requirements as a skill. It runs only if the owner has approved
+its current files. If several hooks have the same name, a hook in a workspace is preferred to one of
+the instance. Bundled hooks come last.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class HookSource(StrEnum):
-    """Where a hook was found. The sources are in order of precedence."""
+    """Where a hook was found. If two hooks have the same name, the source that is listed first wins."""
 
     WORKSPACE = "workspace"
     INSTANCE = "instance"
@@ -62,7 +63,7 @@ class HookSource(StrEnum):
 
 
 class HookState(StrEnum):
-    """Whether a hook can run."""
+    """Whether a hook can run, and if not, why."""
 
     READY = "ready"
     NEW = "new"  # not approved yet
@@ -72,7 +73,7 @@ class HookState(StrEnum):
 
 
 class Hook(Struct, frozen=True, kw_only=True):
-    """One hook, as it is on disk now. `hash` covers every file in its folder."""
+    """One hook, with its files as they are on disk now. `hash` covers every file in its folder."""
 
     name: str
     description: str
@@ -94,7 +95,7 @@ class Hook(Struct, frozen=True, kw_only=True):
         return "/".join(filter(None, (self.source.value, where, self.name)))
 
     def handles(self, event: str) -> bool:
-        """Whether the hook handles this event. The event name `command` in a hook matches every command."""
+        """Whether the hook handles this event. A hook for `command` handles `command:new` and all other commands."""
         return event in self.events or event.partition(":")[0] in self.events
 
 
@@ -106,7 +107,7 @@ class InvalidHook(Struct, frozen=True):
 
 
 class FoundHooks(Struct, frozen=True, kw_only=True):
-    """The result of a search: the hook used for each name, the hooks that it shadows, and the invalid folders."""
+    """The hooks that a search found. `shadowed` are hooks whose name another, preferred hook already has."""
 
     hooks: tuple[Hook, ...] = ()
     shadowed: tuple[Hook, ...] = ()
@@ -148,7 +149,7 @@ def find_hooks(data_dir: Path, workspaces: Sequence[Path] = ()) -> FoundHooks:
 def evaluate_hooks(
     hooks: Sequence[Hook], approved: Mapping[str, str], host_facts: HostFacts, *, settings: HookSettings
 ) -> tuple[EvaluatedHook, ...]:
-    """Return the state of each hook. `approved` maps the key of a hook to its approved hash. Pure."""
+    """Return the state of each hook. `approved` maps the key of a hook to its approved hash."""
     return tuple(_evaluate_hook(hook, approved, host_facts, settings) for hook in hooks)
 
 
@@ -252,7 +253,7 @@ def _read_files(folder: Path) -> dict[str, tuple[bool, bytes]]:
 
 
 def _reviewable_content(files: Mapping[str, tuple[bool, bytes]]) -> str:
-    """Return the files as the text that a person reviews. A long or binary file is replaced by its name and hash."""
+    """Return the files as one text for a person to review. A long or binary file appears by name and hash only."""
     shown: list[str] = []
     for name, (can_run, data) in sorted(files.items(), key=lambda each: (each[0] != HOOK_FILE, each[0])):
         head = f"--- {name}{' (executable)' if can_run else ''}"

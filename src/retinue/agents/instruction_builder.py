@@ -1,8 +1,9 @@
 """Builds the system prompt of a run from files, templates and the store.
 
-Called for every run. Files are read once per conversation and stored with it, so an agent's instructions do not change
-during a conversation. Everything else is read again for each run. If nothing has changed since the last run, the prompt
-is not rendered again. A new prompt is stored before it is used.
+Called for every run. Files are read once per conversation and stored with it, so an agent's
+instructions do not change during a conversation. Everything else is read again for each run. If
+nothing has changed since the last run, the last prompt is reused. A new prompt is stored before it
+is used.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _snapshot_decoder = msgspec.json.Decoder(InstructionSnapshot)
 
 
 class SectionSize(NamedTuple):
-    """The size of one section of a prompt. Template text outside all sections counts under the name `template`."""
+    """The size of one section of a prompt. Template text outside of all sections is listed as `template`."""
 
     name: str
     chars: int
@@ -72,7 +73,7 @@ _sizes_decoder = msgspec.json.Decoder(tuple[SectionSize, ...])
 
 
 class SystemPrompt(Struct, frozen=True):
-    """A rendered system prompt, and the size of its sections."""
+    """A rendered system prompt, and the sizes of its sections."""
 
     text: str
     section_sizes: tuple[SectionSize, ...]
@@ -96,7 +97,7 @@ class PromptScope(Struct, frozen=True):
 
     @property
     def conversation_key(self) -> str:
-        """A key for the current conversation. Each reset or summary of a session starts another conversation."""
+        """A key for the current conversation. A reset or compaction of the session starts a new conversation."""
         return f"{self.session.context_start_seq}/{self.session.compactions}" if self.session is not None else ""
 
     @property
@@ -108,7 +109,7 @@ class PromptScope(Struct, frozen=True):
 
 
 class _SessionPrompt(Struct):
-    """The last prompt of a session."""
+    """The last prompt of a session, and what it was rendered from."""
 
     conversation_key: str
     snapshot: InstructionSnapshot
@@ -118,7 +119,7 @@ class _SessionPrompt(Struct):
 
 
 class PromptPreviews(Protocol):
-    """Renders the system prompt that an agent would get, without using it."""
+    """Renders the system prompt that an agent would get in a run now."""
 
     async def preview(
         self,
@@ -163,7 +164,8 @@ class SystemPromptBuilder:
     async def build(self, scope: PromptScope, context: PromptContext) -> SystemPrompt:
         """Return the system prompt of a run.
 
-        The caller passes `context` without files. The files are added from the session's snapshot.
+        The caller passes `context` without files. The files are added as they were when the
+        conversation started.
         """
         assert scope.session is not None
         known = await self._get_session_prompt(scope)
@@ -204,7 +206,7 @@ class SystemPromptBuilder:
         return replace(made, file_sizes=tuple(files), section_texts=words)
 
     def cached_text(self, session: str) -> str | None:
-        """Return the last prompt of a session if it is cached."""
+        """Return the last prompt of a session, or None if the prompt is not in the cache."""
         known = self._sessions.get(session)
         return known.prompt.text if known is not None and known.prompt is not None else None
 
@@ -432,9 +434,9 @@ def _notify(conn: sa.Connection, *, notification: Notification, at_ms: int) -> N
 
 
 def find_renamed_template_names(data_dir: Path, agents: Sequence[str]) -> dict[str, list[RenamedName]]:
-    """Return the outdated names that templates on disk use, by agent. `doctor` reports them.
+    """Return the outdated names that the templates on disk use, for `retinue doctor`.
 
-    See `find_invalid_templates` for the keys.
+    The result maps each agent to its names. The shared template has the key `SHARED_TEMPLATE`.
     """
     folder = data_dir / instruction_templates.TEMPLATES_FOLDER
     found: dict[str, list[RenamedName]] = {}
@@ -453,9 +455,9 @@ def find_renamed_template_names(data_dir: Path, agents: Sequence[str]) -> dict[s
 def find_invalid_templates(
     data_dir: Path, agents: Sequence[str], sections: Sequence[InstructionSection] = BUILT_IN_SECTIONS
 ) -> dict[str, InvalidTemplate]:
-    """Return the invalid templates on disk by agent.
+    """Return the error of each invalid template on disk, by agent, for `retinue doctor`.
 
-    `doctor` reports them. The shared template has the key `SHARED_TEMPLATE`.
+    The shared template has the key `SHARED_TEMPLATE`.
     """
     folder = data_dir / instruction_templates.TEMPLATES_FOLDER
     found: dict[str, InvalidTemplate] = {}

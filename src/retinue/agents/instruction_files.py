@@ -1,8 +1,9 @@
 """Reads the files that go into an agent's system prompt. They are read when a conversation starts, and stored with it.
 
-A file that is too long is shortened, with a visible mark. A file with untrusted content is always left out, because the
-system prompt would give its text authority. The prompt only names that file. The agent may read it with a tool, which
-returns the content together with its trust.
+A file that is too long is shortened, with a note where text is missing. A file with untrusted
+content is always left out, because the system prompt would give its text authority. The prompt then
+contains only the name of the file. The agent may read the file with a tool, which marks the content
+as untrusted.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ no file. Raises an error if the file is too large or is not a regular file."""
 
 
 class InstructionSnapshot(Struct, frozen=True, kw_only=True):
-    """The content of the files at the start of a conversation. Each workspace has a separate snapshot."""
+    """The content of the instruction files, as it was when a conversation started in this workspace."""
 
     workspace: str = ""
     wanted: tuple[str, ...] = ()  # the patterns of `context_files` that were used
@@ -110,7 +111,7 @@ async def read_snapshot(
 async def read_instruction_file(
     read_file: ReadWithTrust, *, agent_directory: Path, workspace: Path, name: str, redact: Callable[[str], str] = str
 ) -> InstructionFile:
-    """Read one instruction file from disk now, instead of at the start of the next conversation."""
+    """Return one instruction file as it is on disk now, not as it was when the conversation started."""
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, agent_directory))]
     return shorten_file(await _read_first(partial(_read_file, read_file, redact), roots, name))
 
@@ -119,13 +120,13 @@ ReadNamedFile = Callable[[str, str], Awaitable[InstructionFile]]
 
 
 async def _read_first(read_one: ReadNamedFile, roots: Sequence[str], name: str) -> InstructionFile:
-    """Return the file in the workspace if it exists there, or else the file in the agent directory."""
+    """Return the file from the first of these directories that contains it."""
     found = [await read_one(root, name) for root in roots]
     return next((each for each in found if each.state is not InstructionFileState.MISSING), found[0])
 
 
 async def _read_file(read_file: ReadWithTrust, redact: Callable[[str], str], root: str, name: str) -> InstructionFile:
-    """Read one file. A link that leads out of the file's root counts as missing, because it could expose any file."""
+    """Read one file. A link out of `root` counts as missing, because it could make any file readable."""
     path = os.path.join(root, name)
     file = InstructionFile(name=name, path=path)
     try:
@@ -172,7 +173,7 @@ def shorten_file(file: InstructionFile, chars_max: int = FILE_CHARS_MAX) -> Inst
 
 
 def _shorten_memory_file(file: InstructionFile, chars_max: int, label: str) -> InstructionFile:
-    """Keep only the start of a file, where the most important notes are."""
+    """Shorten a memory file to its beginning, where the most important notes are."""
     name = os.path.basename(file.name)
     if len(file.text) <= chars_max:
         return InstructionFile(name=name, path=file.path, text=file.text, state=file.state)
@@ -202,8 +203,8 @@ async def _read_context_files(
 ) -> tuple[InstructionFile, ...]:
     """Read the files that match the patterns.
 
-    The files are ordered by pattern and then by path, so the order never varies. A named file that cannot be read is an
-    error, because the agent would silently work without its instructions.
+    The files are ordered by pattern and then by path, so the order never varies. A file that cannot
+    be read is an error, because the agent would otherwise work without these instructions.
     """
     names = await asyncio.to_thread(_matching_names, root, patterns)
     read_files: list[InstructionFile] = []
@@ -233,9 +234,9 @@ def _matching_names(root: str, patterns: Sequence[str]) -> list[str]:
 
 
 def _glob(root: str, pattern: str) -> list[str]:
-    """Return the files below the root that match.
+    """Return the files below the root that match the pattern.
 
-    `context_file` has already rejected patterns that lead out of the root.
+    Patterns that lead out of the root were already rejected by `context_file`.
     """
     paths = islice(Path(root).glob(pattern), ENTRIES_SCANNED_MAX)
     return [path.relative_to(root).as_posix() for path in paths if path.is_file()]

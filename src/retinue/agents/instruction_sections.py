@@ -1,6 +1,6 @@
-"""Renders the text of each section of the system prompt. The texts are short, because they are sent with every turn.
+"""Renders the text of each section of the system prompt. The functions are pure.
 
-The functions are pure.
+The texts are short, because they are sent in every turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _FENCE = re.compile(r"`{3,}")
 def identity(context: PromptContext) -> str:
     """Return the instructions from the agent's definition.
 
-    If there are none, return its name with its description or a default.
+    If the definition has none, return one sentence with the agent's name, and its description if
+    there is one.
     """
     agent = context.agent
     display_name = to_one_line(agent.display_name) or agent.name
@@ -225,7 +226,7 @@ def panels(context: PromptContext) -> str:
 
 
 def agents(context: PromptContext) -> str:
-    """Return how to reach other agents, if the agent has a tool for it."""
+    """Return a text about how to reach other agents. Empty if the run has no tool for that."""
     ways: list[str] = []
     if context.may_call("agents_message") and context.agents:
         ways.append(
@@ -311,9 +312,9 @@ def _file_marker(file: InstructionFile) -> str:
 
 
 def memory(context: PromptContext) -> str:
-    """Return the agent's memory files.
+    """Return the content of the agent's memory files.
 
-    Each fence is longer than any fence in the content, so the content cannot end it.
+    Each code fence is longer than any fence in the content, so the content cannot close it.
     """
     kept = context.memory
     blocks: list[str] = []
@@ -353,7 +354,7 @@ def silent_replies(context: PromptContext) -> str:
 
 
 def heartbeats(context: PromptContext) -> str:
-    """Return the rules for heartbeats, or an empty text in other conversations, where it would only cost tokens."""
+    """Return the rules for heartbeats. Empty in other conversations, because the text costs tokens."""
     if context.runtime.channel != OriginKind.HEARTBEAT:
         return ""
     return f"""\

@@ -1,11 +1,10 @@
-"""The owner's templates for system prompts: `RETINUE_HOME/instructions/instructions.md.j2` and the
-files it includes.
+"""The owner's templates for system prompts: `RETINUE_HOME/instructions/instructions.md.j2` and the files it includes.
 
-The values that fill a template are data: they are inserted as they are and never parsed as
-templates. The templates of one agent are in `RETINUE_HOME/instructions/NAME/` and override the
-shared ones. They are not in the agent directory, because the agent can write there. A template is
-checked before it is used. If it is invalid, the owner is notified, and the last valid template,
-which is kept in the store, stays in use.
+The values that fill a template are inserted unchanged and never parsed as templates. Templates for
+one agent are in `RETINUE_HOME/instructions/NAME/` and override the shared ones. They are not in the
+agent directory, because the agent can write there. A template is checked before it is used. If it
+is invalid, the owner is notified. The last valid template, which is kept in the store, then stays
+in use.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ BUILT_IN_TEXT = """\
 
 @dataclass(frozen=True, slots=True)
 class InstructionTemplate:
-    """The files of one template by name. They are kept in memory, because the files on disk may change during use."""
+    """The files of one template, by name. They are kept in memory, because the files on disk may change at any time."""
 
     files: Mapping[str, str] = field(hash=False)
 
@@ -103,7 +102,7 @@ class InstructionTemplate:
 
 
 class _TrackedSections(dict[str, str]):
-    """The sections by name, as a template sees them. Records which sections the template used.
+    """The sections by name, as a template gets them. Records which sections the template used.
 
     A known section without a text is an empty string. An unknown name raises `KeyError`.
     """
@@ -175,7 +174,7 @@ def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
 
 
 def _current_field(obj: object, name: Any) -> Any:
-    """Return the current name of a variable's field, given a name that may be outdated."""
+    """Return the current name of a field, given its current or outdated name."""
     return _RENAMED_FIELDS.get(name, name) if isinstance(obj, Struct) and isinstance(name, str) else name
 
 
@@ -281,7 +280,7 @@ FileFingerprints = tuple[tuple[str, int, int, int], ...]
 
 
 def template_fingerprints(folder: str, agent: str) -> FileFingerprints:
-    """Return the fingerprints of an agent's templates without reading them.
+    """Return path, time and size of an agent's template files, to detect changes without reading the files.
 
     This must be fast, because it is called in every run.
     """
@@ -302,7 +301,10 @@ def _folder_fingerprints(folder: str) -> FileFingerprints:
 
 
 def load_template(folder: Path, agent: str) -> InstructionTemplate | None:
-    """Read an agent's template from disk, merged over the shared files. Returns None if there is no entry file."""
+    """Read an agent's template from disk. The agent's files override the shared ones.
+
+    Returns None if there is no entry file.
+    """
     files = {**_read_folder(folder), **_read_folder(folder / agent)}
     if sum(len(text.encode()) for text in files.values()) > FILES_BYTES_MAX:
         raise _invalid_template(str(folder), None, f"the limit for all its files together is {FILES_BYTES_MAX:,} bytes")

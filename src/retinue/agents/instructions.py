@@ -1,8 +1,9 @@
 """Defines the sections of the system prompt: their order, their modes and the context that they are rendered from.
 
-Pure. A section is a function from a `PromptContext` to a text. A section with an empty text is left out. Without an
-owner's template, the prompt is the sections in order. A template can use the same sections and the same context.
-`docs/reference/instructions.md` lists them all and is generated from the types below.
+A section is a function from a `PromptContext` to a text. It has no side effects. A section with an
+empty text is left out. If the owner has no template, the prompt is the sections in order. A template can use the same
+sections and the same context. `docs/reference/instructions.md` lists them all and is generated from
+the types below.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class InstructionFileState(StrEnum):
 
 class PromptAgent(Struct, frozen=True, kw_only=True):
     name: str
-    display_name: Annotated[str, Meta(description="display name; empty: its name")] = ""
+    display_name: Annotated[str, Meta(description="display name; if empty, `name` is shown")] = ""
     description: str = ""
-    instructions: Annotated[str, Meta(description="instructions of its definition; may be empty")] = ""
-    level: Annotated[str, Meta(description="its permission level")] = "standard"
+    instructions: Annotated[str, Meta(description="instructions in the agent's definition; may be empty")] = ""
+    level: Annotated[str, Meta(description="permission level of the agent")] = "standard"
 
 
 class PromptInstance(Struct, frozen=True, kw_only=True):
@@ -44,7 +45,7 @@ class PromptInstance(Struct, frozen=True, kw_only=True):
     owner: Annotated[str, Meta(description="the owner's name, as in `person:NAME`")] = "owner"
     zone: Annotated[str, Meta(description="the owner's time zone")] = "UTC"
     documentation: Annotated[str, Meta(description="folder of the server's documentation; empty if there is none")] = ""
-    commands: Annotated[bool, Meta(description="whether its commands can call `retinue`")] = False
+    commands: Annotated[bool, Meta(description="whether the agent's commands can call `retinue`")] = False
 
 
 class SubagentTask(Struct, frozen=True, kw_only=True):
@@ -52,17 +53,17 @@ class SubagentTask(Struct, frozen=True, kw_only=True):
 
     task: str = ""
     label: str = ""
-    requester: Annotated[str, Meta(description="agent that started it")] = ""
-    requester_session: Annotated[str, Meta(description="session that started it")] = ""
-    requester_channel: Annotated[str, Meta(description="channel of that session: `web`, `telegram`")] = ""
-    session: Annotated[str, Meta(description="its own session")] = ""
+    requester: Annotated[str, Meta(description="agent that started the subagent")] = ""
+    requester_session: Annotated[str, Meta(description="session that started the subagent")] = ""
+    requester_channel: Annotated[str, Meta(description="channel of that session, such as `web` or `telegram`")] = ""
+    session: Annotated[str, Meta(description="session of the subagent")] = ""
 
 
 class PromptWorkspace(Struct, frozen=True, kw_only=True):
-    path: Annotated[str, Meta(description="its workspace")] = ""
-    agent_directory: Annotated[str, Meta(description="its agent directory")] = ""
+    path: Annotated[str, Meta(description="path of the workspace")] = ""
+    agent_directory: Annotated[str, Meta(description="path of the agent directory")] = ""
     read_only: Annotated[bool, Meta(description="whether the workspace is read-only")] = False
-    sandbox: Annotated[str, Meta(description="sandbox of its commands; empty if there is none")] = ""
+    sandbox: Annotated[str, Meta(description="sandbox in which the agent's commands run; empty if there is none")] = ""
 
 
 class PromptRuntime(Struct, frozen=True, kw_only=True):
@@ -71,26 +72,28 @@ class PromptRuntime(Struct, frozen=True, kw_only=True):
     arch: str = ""
     interpreter: Annotated[str, Meta(description="such as `python=3.11.9`")] = ""
     model: str = ""
-    channel: Annotated[str, Meta(description="channel of the conversation: `web`, `telegram`")] = ""
+    channel: Annotated[str, Meta(description="channel of the conversation, such as `web` or `telegram`")] = ""
     capabilities: Annotated[tuple[str, ...], Meta(description="what the channel and the model can show and read")] = ()
-    effort: Annotated[str, Meta(description="effort of the model")] = ""
-    reasoning: Annotated[str, Meta(description="whether its thinking is shown: `off`, `on`, `stream`")] = "off"
-    needs_reasoning_tags: Annotated[bool, Meta(description="whether it must put its thinking between tags")] = False
+    effort: Annotated[str, Meta(description="reasoning effort")] = ""
+    reasoning: Annotated[str, Meta(description="whether the model's thinking is shown: `off`, `on`, `stream`")] = "off"
+    needs_reasoning_tags: Annotated[bool, Meta(description="whether the model must put its thinking between tags")] = (
+        False
+    )
 
 
 class PromptTool(Struct, frozen=True):
     name: str
-    description: Annotated[str, Meta(description="its first sentence")]
+    description: Annotated[str, Meta(description="first sentence of the tool's description")]
 
 
 class VisibleAgent(Struct, frozen=True):
-    name: Annotated[str, Meta(description="its name")]
+    name: Annotated[str, Meta(description="name of the agent")]
     display_name: Annotated[str, Meta(description="display name")]
     description: str = ""
 
 
 class PromptPanel(Struct, frozen=True, kw_only=True):
-    """One open panel of the web app. Its title and content are omitted, because they come from untrusted sources."""
+    """One open panel of the web app. Its title and content are omitted, because they may be untrusted."""
 
     id: str
     type: str
@@ -114,7 +117,7 @@ class PromptMemory(Struct, frozen=True, kw_only=True):
     longterm: Annotated[InstructionFile, Meta(description="internal_space/MEMORY.md")] = InstructionFile(
         name="MEMORY.md", state=InstructionFileState.MISSING
     )
-    days: Annotated[tuple[InstructionFile, ...], Meta(description="its newest daily files, newest first")] = ()
+    days: Annotated[tuple[InstructionFile, ...], Meta(description="the newest daily memory files, newest first")] = ()
 
 
 class PromptContext(Struct, frozen=True, kw_only=True):
@@ -123,22 +126,25 @@ class PromptContext(Struct, frozen=True, kw_only=True):
     mode: Annotated[Mode, Meta(description="how much the prompt contains: `full`, `minimal` or `none`")] = Mode.FULL
     agent: PromptAgent
     instance: PromptInstance = PromptInstance()
-    subagent_task: Annotated[SubagentTask | None, Meta(description="task of a subagent; none for others")] = None
+    subagent_task: Annotated[SubagentTask | None, Meta(description="task of a subagent; none for other agents")] = None
     workspace: PromptWorkspace = PromptWorkspace()
     runtime: PromptRuntime = PromptRuntime()
-    tools: Annotated[tuple[PromptTool, ...], Meta(description="tools it can call, without `system_*`")] = ()
-    skills: Annotated[str, Meta(description="text about its skills")] = ""
+    tools: Annotated[tuple[PromptTool, ...], Meta(description="tools that the agent can call, except `system_*`")] = ()
+    skills: Annotated[str, Meta(description="text about the agent's skills")] = ""
     aliases: Annotated[tuple[ModelAlias, ...], Meta(description="aliases of models")] = ()
-    agents: Annotated[tuple[VisibleAgent, ...], Meta(description="agents it can see and write to")] = ()
+    agents: Annotated[tuple[VisibleAgent, ...], Meta(description="agents that the agent can see and write to")] = ()
     panels: Annotated[
-        tuple[PromptPanel, ...], Meta(description="panels that are open for the person it works for")
+        tuple[PromptPanel, ...],
+        Meta(description="panels that the person for whom the agent works has open"),
     ] = ()
-    plugins: Annotated[tuple[str, ...], Meta(description="texts of plugins")] = ()
-    extra: Annotated[str, Meta(description="text sent with the envelope, for this run only")] = ""
+    plugins: Annotated[tuple[str, ...], Meta(description="texts that plugins add")] = ()
+    extra: Annotated[str, Meta(description="extra text that was sent with the message, for this run only")] = ""
     files: Annotated[
-        tuple[InstructionFile, ...], Meta(description="files of the agent directory and workspace with fixed names")
+        tuple[InstructionFile, ...], Meta(description="instruction files with fixed names, such as `SOUL.md`")
     ] = ()
-    context_files: Annotated[tuple[InstructionFile, ...], Meta(description="files that `context_files` names")] = ()
+    context_files: Annotated[
+        tuple[InstructionFile, ...], Meta(description="files that the agent's field `context_files` names")
+    ] = ()
     memory: PromptMemory = PromptMemory()
 
     def may_call(self, *names: str) -> bool:
@@ -147,7 +153,7 @@ class PromptContext(Struct, frozen=True, kw_only=True):
 
 
 def instruction_mode_of(agent: Agent, origin: OriginKind) -> Mode:
-    """Return how many sections an agent gets in its system prompt.
+    """Return the mode of the system prompt, which decides what sections it has.
 
     A subagent gets a shorter prompt, for one task and without a persona.
     """
@@ -169,7 +175,7 @@ class InstructionSection(NamedTuple):
 
 
 class RenderedSection(NamedTuple):
-    """The text of one section, and the section's name."""
+    """The name of one section, and its text."""
 
     name: str
     text: str
@@ -217,12 +223,12 @@ _SECTION_ORDER = {name: order for order, name in enumerate(SECTION_MODES)}
 
 
 def make_section(name: str, render: RenderSection) -> InstructionSection:
-    """Create a section at its position in `SECTION_MODES`."""
+    """Create a section. `SECTION_MODES` defines its position and the modes that include it."""
     return InstructionSection(name, _SECTION_ORDER[name], SECTION_MODES[name], render)
 
 
 def render_sections(context: PromptContext, sections: Sequence[InstructionSection]) -> tuple[RenderedSection, ...]:
-    """Render each section that is in this mode and has a text, in order."""
+    """Render the sections that this mode includes, in order. Sections without text are left out."""
     here = sorted((each for each in sections if context.mode in each.modes), key=lambda each: each.order)
     return tuple(RenderedSection(each.name, text) for each in here if (text := each.render(context).strip()))
 

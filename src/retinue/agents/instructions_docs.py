@@ -39,7 +39,7 @@ def main() -> None:
 def render_page() -> str:
     lines = [_HEAD + "## Variables", "", "| variable | type | meaning |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | {kind} | {says} |" for name, kind, says in list_variables()]
-    lines += ["| `sections` | texts by name | the text of each section below; empty if it does not apply |"]
+    lines += ["| `sections` | strings by name | the text of each section below; empty if it does not apply |"]
     lines += ["", "## Sections", "", "In this order. A section without text is left out.", ""]
     lines += ["| section | " + " | ".join(Mode) + " | content |", "| --- |" + " --- |" * (len(Mode) + 1)]
     bodies = {each.name: each for each in BUILT_IN_SECTIONS}
@@ -74,49 +74,49 @@ def _unwrap_annotated(hint: Any) -> tuple[Any, str]:
 
 
 def _describe_type(plain: Any) -> tuple[type[Struct] | None, str]:
-    """Return the name of a type as the docs show it, and the struct that the type contains, if any."""
+    """Return the struct that a type contains (None if it has none), and the name of the type for the docs."""
     arguments = typing.get_args(plain)
     if isinstance(plain, types.UnionType):
         inner, kind = _describe_type(next(each for each in arguments if each is not types.NoneType))
         return inner, f"{kind}, or none"
     if typing.get_origin(plain) is tuple:
         inner, kind = _describe_type(arguments[0])
-        return inner, f"list of {kind}"
+        return inner, f"list of {kind}s"
     if issubclass(plain, Struct):
         return plain, "object"
     if issubclass(plain, StrEnum):
         return None, "one of " + ", ".join(f"`{each}`" for each in plain)
-    return None, {str: "text", bool: "yes or no", int: "number"}[plain]
+    return None, {str: "string", bool: "yes or no", int: "number"}[plain]
 
 
 _SECTION_DESCRIPTIONS = {
-    "identity": "the instructions of its definition; else `You are NAME. DESCRIPTION`; else a default",
-    "instance": "what the server is, how messages reach it, its permission level",
-    "subagent": "for a subagent: its role and task, its rules, what to return, what not to do, its session",
-    "tools": "each tool it can call, in one line",
-    "call_style": "how to make calls",
-    "commands": "the `retinue` command, if its commands can reach the server",
-    "skills": "its skills, and where to read them",
-    "memory_recall": "to search its memory first, if it has `memory_search`",
+    "identity": "the instructions in the agent's definition; else `You are NAME. DESCRIPTION`; else a default sentence",
+    "instance": "what the server is, how messages reach the agent, and the agent's permission level",
+    "subagent": "for a subagent: role, task, rules, what to return, what not to do, and the session",
+    "tools": "one line for each tool that the agent can call",
+    "call_style": "how to make tool calls",
+    "commands": "the `retinue` command, if the agent's commands can reach the server",
+    "skills": "the agent's skills, and where to read them",
+    "memory_recall": "that the agent should search its memory before it answers; only with the tool `memory_search`",
     "model_aliases": "aliases of models",
-    "workspace": "its workspace and agent directory",
+    "workspace": "the workspace and the agent directory",
     "documentation": "where the documentation of the server is",
-    "sandbox": "the sandbox of its commands",
+    "sandbox": "the sandbox in which the agent's commands run",
     "user_identity": "who the owner is, and how to recognize their messages",
     "time": "the time zone; not the current time",
     "messaging": "when to use `message`, and when not",
     "message_context": "how to read the context line of the web app",
     "panels": "the open panels, by id",
-    "agents": "which agents it can write to, how, and what to do with results",
-    "plugins": "texts of plugins",
-    "context": "text sent with the envelope, for this run",
-    "reasoning_format": "to put thinking between tags, if it is shown and the model does not do so itself",
-    "files": "files with fixed names of agent directory and workspace; in minimal mode only `AGENTS.md` and `TOOLS.md`",
-    "context_files": "files that `context_files` of the agent names",
-    "memory": "`internal_space/MEMORY.md` and the two newest daily files, and how to save something",
-    "silent_replies": "how to send no answer",
-    "heartbeats": "the purpose of a heartbeat conversation; empty in others",
-    "runtime": "one line about where it runs, and one about whether its thinking is shown",
+    "agents": "which other agents the agent can write to, how, and what to do with their results",
+    "plugins": "texts that plugins add",
+    "context": "extra text that was sent with the message, for this run only",
+    "reasoning_format": "that thinking goes between tags; only if thinking is shown and the model has no thinking mode",
+    "files": "the instruction files (`SOUL.md` and others); in minimal mode only `AGENTS.md` and `TOOLS.md`",
+    "context_files": "the files that the agent's field `context_files` names",
+    "memory": "`internal_space/MEMORY.md` and the two newest daily files, and how to save notes",
+    "silent_replies": "what to reply if no answer should be sent",
+    "heartbeats": "the purpose of a heartbeat; empty in all other conversations",
+    "runtime": "one line about the machine, model and channel, and one about whether thinking is shown",
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Decides how an agent reaches operations: as tools, or through the command line of a skill bundle. Pure."""
+"""Decides how an agent can call operations: as tools, or through the command line of a skill bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.config.skills import OperationExposure
 
 
 class ExposedOperations(Struct, frozen=True):
-    """The operation tools to hide, because a command line replaces them, and the skill bundles to list."""
+    """The operation tools that are hidden because a command line replaces them, and the skill bundles to list."""
 
     hidden: frozenset[str]
     bundles: tuple[str, ...]
@@ -23,10 +23,12 @@ def select_exposure(
 ) -> ExposedOperations:
     """Return which operation tools to hide and which skill bundles to list.
 
-    `bundle_by_tool` maps each tool that is made from an operation to its bundle. `available` has the usable skills.
+    `bundle_by_tool` maps each tool that performs an operation to the skill bundle that contains the
+    operation. `available` has the usable skills.
 
-    With `tools`, every operation is a tool and no bundle is listed. With `skills`, no operation is a tool. With
-    `mixed`, an operation is a tool unless the agent has its bundle. Other tools are never hidden.
+    With `tools`, every operation is a tool and no bundle is listed. With `skills`, no operation is
+    a tool. With `mixed`, an operation is a tool unless the agent has its bundle. Other tools are
+    never hidden.
     """
     if exposure is OperationExposure.TOOLS:
         return ExposedOperations(frozenset(), ())

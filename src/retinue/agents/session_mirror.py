@@ -1,8 +1,10 @@
 """Mirrors sessions to files in a folder.
 
-The database stays the source of truth: deleting the files loses nothing. Each session has a folder named by its id,
-with its three files and `SYSTEM.md`, its last system prompt. The mirror follows the stored events. The file `.cursor`
-has its cursor, from which it continues after a restart. Without a cursor it checks every session once.
+The database stays the source of truth: deleting the files loses nothing. Each session has a folder
+named by its id. It contains the three files of the session and `SYSTEM.md`, the session's last
+system prompt. The mirror follows the stored events. It saves its position in the file `.cursor` and
+continues from there after a restart. If there is no `.cursor`, the mirror checks every session
+once.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class _WrittenHistory(Struct, frozen=True):
-    """The last record of a session that is on disk, and the size of the file after that record was written."""
+    """The newest record in a session's history file, and the size of the file after that record was written."""
 
     record_seq: int
     size_bytes: int
@@ -64,7 +66,7 @@ class SessionMirror:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Write everything that changed since the mirror last stopped, then follow the events."""
+        """Write everything that changed since the mirror last stopped, then follow the stored events."""
         self._cursor = self._stored_cursor = await asyncio.to_thread(self._read_cursor)
         self._store.on_commit(self._committed.set)
         await self.catch_up()
@@ -78,7 +80,7 @@ class SessionMirror:
             await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Write everything that was committed before the call, unless the disk fails."""
+        """Write everything that was committed before the call. A disk error is logged, and writing is retried later."""
         async with self._lock:
             try:
                 await self._catch_up()
@@ -123,7 +125,7 @@ class SessionMirror:
             after = ids[-1]
 
     async def _sync(self, session: SessionId) -> None:
-        """Append the new records of one session. If its files were changed by another program, write them all again."""
+        """Append the new records of one session. If another program has changed its files, write them all again."""
         try:
             known = self._written.get(session)
             if known is None or not await self._write_session(session, known):
@@ -157,9 +159,10 @@ class SessionMirror:
     def _write_files(
         self, session: SessionId, files: DaycareFiles, system_prompt: str | None, written: _WrittenHistory | None
     ) -> int | None:
-        """Write a session's files and return the new size of the history.
+        """Write a session's files and return the new size of the history file.
 
-        Returns None if another program has changed the history, so it must be rewritten.
+        Returns None if another program has changed the history file. It must then be written again
+        from the start.
         """
         with self._open_root() as root, _open_folder(root, _validate_id(session)) as folder:
             history = files.history.encode()
@@ -261,7 +264,7 @@ def _is_file(folder: int, name: str) -> bool:
 
 
 def _has_content(folder: int, name: str, content: bytes) -> bool:
-    """Whether the file has exactly this content. If so, it need not be written."""
+    """Whether the file has exactly this content and need not be written."""
     if not _is_file(folder, name):
         return False
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
@@ -273,7 +276,7 @@ def _has_content(folder: int, name: str, content: bytes) -> bool:
 
 
 def _replace(folder: int, name: str, content: bytes) -> None:
-    """Write a file atomically: a link in its place is replaced and not written through."""
+    """Replace a file atomically. If the file is a link, the link is replaced and its target stays unchanged."""
     beside = f".{name}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(beside, dir_fd=folder)
@@ -288,8 +291,8 @@ def _replace(folder: int, name: str, content: bytes) -> None:
 def _append(folder: int, name: str, content: bytes, *, size_bytes: int) -> bool:
     """Append data to a file.
 
-    Returns False if another program has changed the file: it must be a regular file of the expected size, without other
-    links.
+    Returns False if another program has changed the file: it is no regular file, has another size,
+    or has a second hard link.
     """
     if not _is_file(folder, name):
         return False

@@ -1,7 +1,7 @@
 """Exports operations as a skill for external agents: a SKILL.md and a working command line.
 
-The content comes from the declarations of the operations, which the caller passes. The command line
-is a copy of `skill_cli` that contains these declarations: one file that needs only Python.
+The caller passes the declarations of the operations. The command line is a copy of `skill_cli` that
+contains these declarations. It is one file that needs only Python.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def render_skill_md(bundle: SkillBundle, *, extra: str = "") -> str:
         "---",
         f"# {bundle.name}",
         "",
-        f"`{cli} COMMAND [OPTIONS]`, from this folder. The answer is JSON on stdout, an error JSON on stderr.",
+        f"`{cli} COMMAND [OPTIONS]`, from this folder. Results are JSON on stdout, and errors are JSON on stderr.",
         "",
-        "Set `RETINUE_URL` (a path in it is kept) or `RETINUE_SOCKET`, and `RETINUE_TOKEN`.",
+        "Set `RETINUE_URL` (it may include a path) or `RETINUE_SOCKET`, and `RETINUE_TOKEN`.",
         "`RETINUE_SESSION`, or `--session-id ID`, is the session that a request is for.",
         "",
         "Give a list as a JSON array, as comma-separated values, or by repeating the option.",
@@ -151,7 +151,7 @@ def render_cli(bundle: SkillBundle) -> str:
 
 
 def write_bundle(bundle: SkillBundle, folder: Path) -> Sequence[Path]:
-    """Write a bundle to `folder`/NAME. An earlier export is replaced; any other file or folder is never overwritten."""
+    """Write a bundle to `folder`/NAME. An earlier export is replaced. Any other file or folder is never overwritten."""
     target = folder / bundle.name
     if target.is_symlink() or (target.exists() and not _is_same_bundle(target, bundle)):
         raise ExportTargetExists(target)
@@ -183,7 +183,7 @@ def _read_extra(path: Path) -> str:
 
 
 def _write_atomically(path: Path, text: str, mode: int) -> None:
-    """Replace a file atomically, because an agent may be running the old version."""
+    """Replace a file atomically, because an agent may be running the old version at that time."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as writing:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The command line of a skill bundle, as exported: one file that needs only the standard library.
+"""The command line of an exported skill bundle: one file that needs only the standard library.
 
-    RETINUE_URL      address of the server, such as http://127.0.0.1:7717; a path in it is kept
-    RETINUE_SOCKET   or the path of its Unix socket; RETINUE_URL wins
+    RETINUE_URL      address of the server, such as http://127.0.0.1:7717; may include a path
+    RETINUE_SOCKET   path of the server's Unix socket; not used if RETINUE_URL is set
     RETINUE_TOKEN    token to sign in with
-    RETINUE_SESSION  the session that a request is for (or --session-id ID)
+    RETINUE_SESSION  session that a request is for (or --session-id ID)
 
-The answer is JSON on stdout, an error is JSON on stderr. Exit codes: 0 success, 1 other error, 2
+Results are JSON on stdout, and errors are JSON on stderr. Exit codes: 0 success, 1 other error, 2
 usage error, 3 configuration error (no server or no token), 4 the server refused or is unreachable.
 """
 
@@ -32,7 +32,7 @@ BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  # replaced
 
 
 class SkillCliError(Exception):
-    """An error, with the exit code of the process."""
+    """An error of the command line, and the exit code for it."""
 
     def __init__(self, exit_code: int, code: str, sentence: str, *, because: str = "", try_this: str = "") -> None:
         super().__init__(sentence)
@@ -117,7 +117,11 @@ def parse_parameters(command: dict[str, Any], options: argparse.Namespace) -> di
 
 
 def _parse_list(parameter: dict[str, Any], typed: list[str]) -> list[Any] | None:
-    """Parse each occurrence of an option: a JSON array, or comma-separated values. A file is one path."""
+    """Parse the values of an option that may be repeated.
+
+    Each value is a JSON array or comma-separated text. An option for files takes one path at a
+    time.
+    """
     if parameter["nullable"] and list(typed) == ["null"]:
         return None
     values: list[Any] = []

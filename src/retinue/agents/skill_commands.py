@@ -1,4 +1,4 @@
-"""Decides which skills people can call with a slash command, and the name of each command. Pure."""
+"""Decides which skills people can call with a slash command, and the name of each command."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _INVALID_CHARS = re.compile(r"[^a-z0-9_]+")
 def build_skill_commands(
     evaluated: Sequence[EvaluatedSkill], *, subset: Sequence[str] | None = None
 ) -> tuple[SkillCommand, ...]:
-    """Return the slash commands that people may use, with the skill of each. Only ready skills have one.
+    """Return the slash commands that people may use, and the skill of each.
 
-    `subset` has the skills selected for the session.
+    Only a skill that is ready has a command. `subset` has the skills selected for the session, or
+    None for all.
     """
     ready = [
         each.skill
@@ -49,9 +50,9 @@ def _build_command(skill: Skill, name: str) -> SkillCommand:
 
 
 def _free_command_name(name: str, taken: Collection[str]) -> str:
-    """Return a command name that is not taken, made of a-z, 0-9 and _. It begins with a letter.
+    """Return a command name that is not taken: a letter, followed by a-z, 0-9 and _.
 
-    A number is appended if the name is taken.
+    A number is appended if the skill's own name is taken.
     """
     plain = _INVALID_CHARS.sub("_", name.casefold()).strip("_")
     if not plain[:1].isalpha():

@@ -1,8 +1,9 @@
 """Finds skills on disk, reads their files and hashes them.
 
-Files are read at the start of each run, so changes apply from the next run. A skill is not used until a person has
-approved it (see `skill_selection`). Links must not lead out of the folder that is searched. The number and size of
-files are limited, so a large folder cannot block the server.
+Files are read at the start of each run, so changes apply from the next run. A skill is not used
+until a person has approved it (see `skill_selection`). Links that lead out of the searched folder
+are refused. The number and size of files are limited, so that a large folder cannot block the
+server.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DEPENDENCY_FOLDERS = frozenset(
 
 
 class SkillRoot(Struct, frozen=True, kw_only=True):
-    """A folder to search, and its owner."""
+    """A folder to search for skills, and the agent, plugin or folder that its skills belong to."""
 
     source: SkillSource
     path: Path
@@ -54,9 +55,9 @@ class InvalidSkill(Struct, frozen=True):
 
 
 class FoundSkills(Struct, frozen=True, kw_only=True):
-    """The result of a search: the skill used for each name, the skills that it shadows, and the invalid folders.
+    """The skills that a search found, sorted by name.
 
-    Skills are sorted by name.
+    `shadowed` are skills whose name another, preferred skill already has.
     """
 
     skills: tuple[Skill, ...] = ()
@@ -95,7 +96,7 @@ def _path_hash(path: Path) -> str:
 def find_skills(roots: Sequence[SkillRoot], *, with_contents: bool = False) -> FoundSkills:
     """Search all folders, in order of precedence. Reads files, so call it in a thread.
 
-    With `with_contents`, also fill in `Skill.content`, the text that a person reviews.
+    With `with_contents`, `Skill.content` is set to the text that a person reviews.
     """
     counted: dict[str, Skill] = {}
     shadowed: list[Skill] = []
@@ -122,15 +123,16 @@ def find_skills(roots: Sequence[SkillRoot], *, with_contents: bool = False) -> F
 
 
 class _Search(Struct):
-    """The state of a search below one root: what was visited, and what counts toward the limits."""
+    """The state of a search below one root: how many folders were searched, for the limit."""
 
     root: Path
     folders: int = 0
 
     def enter(self, folder: Path, parent: Path | None) -> Path | None:
-        """Return the resolved path of a folder if it may be searched, or None.
+        """Return the resolved path of a folder, or None if it must not be searched.
 
-        The folder must be inside the root and must not lead back to a parent. The number of folders is limited.
+        The folder must be inside the root and must not lead back to a parent. The number of folders
+        is limited.
         """
         try:
             real = folder.resolve(strict=True)
@@ -191,7 +193,7 @@ _File = tuple[str, bool, bytes]  # path in the skill, whether it is executable, 
 
 
 def _read_files(folder: Path, search: _Search) -> list[_File]:
-    """Return every file of a skill. An approval covers its scripts as well as its text."""
+    """Return every file of a skill, because an approval covers scripts as well as text."""
     found: list[_File] = []
     left = SKILL_BYTES_MAX
     for path, real in _list_files(folder, folder, search, DEPTH_MAX):
@@ -205,7 +207,10 @@ def _read_files(folder: Path, search: _Search) -> list[_File]:
 
 
 def _list_files(top: Path, folder: Path, search: _Search, depth: int) -> Iterator[tuple[str, Path]]:
-    """Yield each file of a skill: its path in the skill and its resolved path. A link out of the root is refused."""
+    """Yield each file of a skill: its path within the skill and its resolved path.
+
+    A link out of the root is refused.
+    """
     for name in _list_names(folder):
         path = folder / name
         if not is_storable(str(path)):
@@ -263,7 +268,7 @@ def cli_name(skill: str) -> str:
 def _hash_files(files: Sequence[_File]) -> str:
     """Return one hash of all files.
 
-    Names and lengths are included, so two different sets of files never share a hash.
+    It covers names, lengths and executable bits, so different sets of files have different hashes.
     """
     whole = hashlib.sha256()
     for path, can_run, data in sorted(files):
@@ -275,7 +280,7 @@ def _hash_files(files: Sequence[_File]) -> str:
 def _reviewable_content(files: Sequence[_File]) -> str:
     """Return the text that a person reviews before approval.
 
-    A file that cannot be shown is replaced by its name and hash.
+    A file that cannot be shown appears by name and hash only.
     """
     shown: list[str] = []
     left = CONTENT_CHARS_MAX

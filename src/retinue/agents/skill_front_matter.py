@@ -1,9 +1,15 @@
 """Parses the front matter of a SKILL.md: a strict subset of YAML.
 
-A line is `key: value`. A value is a text, plain or quoted; true or false; a JSON list or object on one or several
-lines; `[a, b]`; a text block after `|` or `>`; or an indented block of keys or of list items with `-`.
+Each line has the form `key: value`. A value is one of these:
 
-Anchors, tags and other YAML features are refused, so every reader understands a file in the same way.
+    text            a string, plain or in quotes
+    true, false     a boolean
+    [...], {...}    JSON, after the key or on the lines below; `[a, b]` needs no quotes
+    | or >          a text block, which is on the lines below
+    (nothing)       a block of keys, or of list items with `-`, on the lines below
+
+Anchors, tags and other YAML features are refused, so that every program reads a file in the same
+way.
 """
 
 from __future__ import annotations
@@ -65,7 +71,7 @@ def _is_empty(row: _Line) -> bool:
 
 
 def _parse_table(rows: Sequence[_Line], indent: int, depth: int) -> tuple[dict[str, Any], Sequence[_Line]]:
-    """Return the keys and values at this indentation, and the rows that follow them."""
+    """Return the keys and values at this indentation, and the rows below them that are not parsed yet."""
     if depth > DEPTH_MAX:
         raise SkillFrontMatterInvalid(rows[0].number, f"keys are nested more than {DEPTH_MAX} deep")
     found: dict[str, Any] = {}
@@ -122,7 +128,7 @@ def _parse_items(rows: Sequence[_Line], indent: int) -> tuple[list[Any], Sequenc
 
 
 def _parse_block(style: str, row: _Line, rows: Sequence[_Line]) -> tuple[str, Sequence[_Line]]:
-    """Return a text of several lines. Single line breaks are kept after `|`, and become spaces after `>`."""
+    """Return a text block. After `|`, line breaks are kept. After `>`, single line breaks become spaces."""
     taken: list[_Line] = []
     while rows and (not rows[0].text or rows[0].indent > row.indent):
         taken.append(rows[0])

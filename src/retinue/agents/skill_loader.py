@@ -1,4 +1,4 @@
-"""Loads the skills of a run: reads folders and approved hashes, and passes them to `skill_selection`."""
+"""Loads the skills of a run: reads skill folders and approvals, and passes them to `skill_selection`."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class SkillLoader:
     ) -> RunSkills:
         """Return the skills of a run of this agent.
 
-        `bundle_by_tool` maps each tool that is made from an operation to its bundle. `requested_skill` is the skill
-        that a person called with a slash command.
+        `bundle_by_tool` maps each tool that performs an operation to the skill bundle that contains
+        the operation. `requested_skill` is the skill that a person called with a slash command.
         """
         settings = self._settings().skills
         _, stood = await self.find_skills(agent=agent, agent_directory=agent_directory, workspace=workspace)
@@ -127,7 +127,7 @@ class SkillLoader:
 
 
 def gather_host_facts(settings: Settings, environment: Mapping[str, str]) -> HostFacts:
-    """Return what skill requirements are checked against: the operating system, environment variables and settings."""
+    """Return the facts for checking skill requirements: operating system, environment variables and settings."""
     path = environment.get("PATH", "")
     return HostFacts(
         os=sys.platform,
@@ -138,10 +138,7 @@ def gather_host_facts(settings: Settings, environment: Mapping[str, str]) -> Hos
 
 
 def _is_setting_on(settings: Settings, dotted: str) -> bool:
-    """Whether a setting has a value other than empty or false.
-
-    The setting is given by its path in the settings file.
-    """
+    """Whether a setting, given by its path in the settings file, has a value other than empty or false."""
     value: Any = settings
     # `house` was the name of the section `server`, and skills may still use it.
     for word in dotted.removeprefix("server.").removeprefix("house.").split("."):

@@ -1,7 +1,7 @@
 """Selects the skills of a run: those that are approved, usable on this machine and allowed by the agent's lists.
 
-A selection is made when a run starts and applies until the run ends, even if files change. The next run of the session
-makes a new selection. The functions are pure.
+A selection is made when a run starts and applies until the run ends, even if files change. The next
+run of the session makes a new selection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUBSET_MAX = 200
 
 
 class SkillState(StrEnum):
-    """Whether a skill can be used."""
+    """Whether a skill can be used, and if not, why."""
 
     READY = "ready"
     NEW = "new"  # not approved yet
@@ -48,7 +48,7 @@ class EvaluatedSkill(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSkillLists:
-    """The allow and deny lists that apply to one agent: the instance's and the agent's own. Both must allow a skill."""
+    """The allow and deny lists for one agent: the instance's and the agent's own. Both must allow a skill."""
 
     instance: SkillLists
     own: SkillLists | None = None
@@ -66,7 +66,7 @@ class AgentSkillLists:
 
     @property
     def display_lists(self) -> SkillLists:
-        """Return the lists that decide how skills are shown: the agent's own if it has any, or else the instance's."""
+        """Return the lists that decide how the prompt shows skills: the agent's own, or else the instance's."""
         return self.own or self.instance
 
 
@@ -118,7 +118,8 @@ def _with_skill_env(host_facts: HostFacts, settings: SkillSettings, name: str) -
 class SkillSelection(Struct, frozen=True, kw_only=True):
     """The skills of one run.
 
-    The prompt shows the skills in `listed` by name and path, and those in `inline` in full.
+    The prompt shows the skills in `listed` by name, description and path, and those in `inline` in
+    full.
     """
 
     listed: tuple[Skill, ...] = ()
@@ -131,7 +132,7 @@ class SkillSelection(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """A hash of the skills and their content. It records which version of the skills a run used."""
+        """A hash of the skills and their content, to record which version of the skills a run used."""
         named = "\n".join(f"{skill.key} {skill.hash}" for skill in self.skills)
         return hashlib.sha256(named.encode()).hexdigest()[:16]
 
@@ -154,9 +155,10 @@ def select_skills(
 ) -> SkillSelection:
     """Select the skills of a run.
 
-    `subset` has the skills selected for the session: None means all, and an empty list means none. `bundles` are the
-    skill bundles whose command line is listed (see `operation_exposure`). None excludes no bundle. `requested_skill` is
-    the skill that a person called. It is included in full, even if models may not choose it.
+    `subset` has the skills selected for the session: None means all, and an empty list means none.
+    A skill bundle is selected only if it is in `bundles`, or if `bundles` is None.
+    `requested_skill` is the skill that a person called. It is included in full, even if models may
+    not choose it.
     """
     ready = [
         each.skill
@@ -188,7 +190,7 @@ def select_skills(
 
 
 def parse_subset(value: object) -> tuple[str, ...] | None:
-    """Parse the skills selected for a session from the session's attributes. None means all that the agent may use."""
+    """Return the skills that the session's attributes select. None means all skills that the agent may use."""
     if value is None:
         return None
     names = cast("list[object]", value) if isinstance(value, list) else [None]

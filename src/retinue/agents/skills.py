@@ -41,7 +41,7 @@ SOURCE_PRECEDENCE = {source: rank for rank, source in enumerate(SkillSource)}
 
 
 class HostRequirements(Struct, frozen=True, kw_only=True):
-    """The requirements of a skill or hook. `always` overrides all others."""
+    """What a skill or hook requires of the machine. With `always`, nothing is checked."""
 
     always: bool = False
     os: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ NO_REQUIREMENTS = HostRequirements()
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """What requirements are checked against: the operating system and the settings, for example."""
+    """The facts that requirements are checked against: operating system, environment variables and settings."""
 
     os: str  # as in `sys.platform`
     has_bin: Callable[[str], bool]
@@ -78,9 +78,9 @@ class SkillFrontMatter(Struct, frozen=True, kw_only=True):
 
 
 class Skill(Struct, frozen=True, kw_only=True):
-    """One skill, as it is on disk now. `hash` covers every file in its folder.
+    """One skill, with its files as they are on disk now. `hash` covers every file in its folder.
 
-    `content` is the text that a person reviews. It is filled in only on request.
+    `content` is the text that a person reviews. It is empty unless requested.
     """
 
     front_matter: SkillFrontMatter
@@ -108,7 +108,7 @@ class Skill(Struct, frozen=True, kw_only=True):
 
 
 def parse_skill(text: str, *, folder: str) -> SkillFrontMatter:
-    """Parse a SKILL.md. The name in it must be the name of its folder."""
+    """Parse a SKILL.md. Raises if the name in it is not the name of its folder."""
     said, body = split_front_matter(text)
     name = said.get("name")
     if not isinstance(name, str) or len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
@@ -141,7 +141,7 @@ def unmet_requirement(requirements: HostRequirements, host_facts: HostFacts) -> 
     if requirements.always:
         return ""
     if requirements.os and host_facts.os not in requirements.os:
-        return f"it is for {', '.join(requirements.os)}, and this is {host_facts.os}"
+        return f"it is for {', '.join(requirements.os)}, and this machine has {host_facts.os}"
     if missing := [name for name in requirements.bins if not host_facts.has_bin(name)]:
         return f"the command {missing[0]} is not installed"
     if requirements.any_bins and not any(map(host_facts.has_bin, requirements.any_bins)):
@@ -154,16 +154,16 @@ def unmet_requirement(requirements: HostRequirements, host_facts: HostFacts) -> 
 
 
 def read_requirements(front_matter: Mapping[str, Any]) -> tuple[HostRequirements, Mapping[str, Any]]:
-    """Return the requirements in front matter, and the front matter after `metadata` is merged in.
+    """Return the requirements in front matter, and the front matter with its `metadata` merged in.
 
-    Used by hooks too.
+    Used for hooks too.
     """
     own = _merge_metadata(front_matter)
     return _parse_requirements(own), own
 
 
 def _merge_metadata(front_matter: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the front matter merged with its `metadata` entry, if that entry is in the format of a known project."""
+    """Return the front matter with its `metadata` merged in, if another project's format is recognized there."""
     metadata = front_matter.get("metadata")
     if isinstance(metadata, dict):
         for project in _METADATA_KEYS:

@@ -1,4 +1,4 @@
-"""The ASGI application. One handler serves all operations, as each operation declares."""
+"""The ASGI application of the HTTP API. One handler serves all operations; each has a path of the same form."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from retinue.api.errors import (
 from retinue.api.event_feed import EventFeed, OwnEnvelopeRegistry, stream_server_sent_events
 from retinue.api.host_check import UNIX_SOCKET_SOURCE, WEBHOOK_PREFIX, HttpSettings, RequestSource, check_source
 from retinue.api.metrics import HttpCounters
+from retinue.api.rate_limits import PrincipalRateLimit
 from retinue.api.renamed_routes import find_renamed_operation, find_renamed_path
-from retinue.api.request_limits import PrincipalRateLimit
 from retinue.api.responses import API_HEADERS, Headers, build_error_response
 from retinue.api.static_files import StaticFiles
 from retinue.domain.agent import PermissionLevel
@@ -44,7 +44,7 @@ from retinue.intake.external_callbacks import CallbackIntake
 from retinue.operations.base import Operation, Services, perform_operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.envelope.uploads import UPLOAD_BYTES_MAX
-from retinue.policy.access import permissions
+from retinue.policy.access import operation_permissions
 from retinue.store.core import events
 from retinue.store.core.row_visibility import can_see_session
 
@@ -84,7 +84,7 @@ class HttpResponse(Struct, frozen=True):
 
 
 class HttpRequest(Struct, frozen=True):
-    """The parts of an HTTP request that a route handler uses."""
+    """The parts of an HTTP request that route handlers use."""
 
     scope: Scope
     receive: Receive
@@ -179,7 +179,7 @@ class HttpApp:
             await self._send_response(send, answer, is_local=local)
 
     async def _serve_mcp(self, request: HttpRequest) -> HttpResponse:
-        """Answer an MCP request. A client with a token can call operations and the tools of an agent."""
+        """Answer an MCP request. With a token, an MCP client can call operations and the tools of an agent."""
         from retinue.api import mcp
         from retinue.operations.mcp.mcp_endpoint import McpEndpoint  # rarely used: import on first use
 
@@ -259,7 +259,7 @@ class HttpApp:
     def apply_settings(self, settings: HttpSettings) -> None:
         """Apply changed limits and host names.
 
-        The listen address changes only at the next start.
+        A changed listen address takes effect at the next start of the server.
         """
         self.settings = self.limiter.settings = settings
         self._request_rate.set_rate(settings.requests_per_minute)
@@ -298,7 +298,7 @@ class HttpApp:
             sent.end_send(envelope)
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive, *, bytes_max: int = 0) -> bytes:
-        """Read the body, never holding more than `bytes_max` bytes in memory."""
+        """Read the request body. Raises `RequestTooLarge` as soon as the body has more than `bytes_max` bytes."""
         bytes_max = bytes_max or self.settings.body_bytes_max
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and (len(length) > CONTENT_LENGTH_DIGITS_MAX or int(length) > bytes_max):
@@ -334,7 +334,7 @@ class HttpApp:
         return HttpResponse(200, _encode({"hash": kept.hash, "size_bytes": kept.size_bytes}), [JSON_CONTENT_TYPE])
 
     async def _download_attachment(self, request: HttpRequest, hash_: str) -> HttpResponse | None:
-        """Send the bytes of an attachment, if the caller may see the envelope or record that contains it."""
+        """Send the bytes of an attachment if the caller may see the envelope or record that contains the attachment."""
         caller = await self._authenticate(request.headers, request.source, method="GET")
         look = partial(
             attachment_download.find_attachment,
@@ -427,7 +427,7 @@ class HttpApp:
 
     async def _serve_metrics(self, request: HttpRequest) -> HttpResponse:
         caller = await self._authenticate(request.headers, request.source, method="GET")
-        if not permissions.is_at_least(caller.principal.level, PermissionLevel.PRIVILEGED):
+        if not operation_permissions.is_at_least(caller.principal.level, PermissionLevel.PRIVILEGED):
             because = f"it needs level {PermissionLevel.PRIVILEGED}; you have {caller.principal.level}"
             raise PermissionDenied("read the metrics", because=because)
         body = await metrics.render_metrics(self.services, self.counters, self.limiter)
@@ -462,7 +462,7 @@ class HttpApp:
         )
 
     async def _serve_initial_state(self, request: HttpRequest) -> HttpResponse:
-        """Call the operation `server.initial_state` for a browser that opens the web app."""
+        """Serve the data that the web app needs when it starts: the result of the operation `server.initial_state`."""
         caller = await self._authenticate(request.headers, request.source, method="GET")
         return HttpResponse(
             200,
@@ -564,7 +564,7 @@ class HttpApp:
 async def _wait_for_disconnect(receive: Receive, feed: EventFeed) -> None:
     """Wait for the client of an event stream to disconnect, then stop its feed.
 
-    Sending does not reveal a disconnect: data sent to a closed stream is dropped without an error.
+    A disconnect cannot be detected by sending, because data sent to a closed stream is dropped without an error.
     """
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -572,9 +572,9 @@ async def _wait_for_disconnect(receive: Receive, feed: EventFeed) -> None:
 
 
 def _is_exempt(caller: Caller, source: RequestSource) -> bool:
-    """Whether the caller has no rate limits. Only the owner on the Unix socket has none.
+    """Whether the rate limits do not apply to the caller. This is the case only for the owner on the Unix socket.
 
-    The owner could change the limits anyway, and must never be locked out.
+    The owner could change the limits anyway, and must always be able to use the server.
     """
     return source.is_local and caller.principal.sees_everything
 

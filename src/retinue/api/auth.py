@@ -1,7 +1,7 @@
-"""Authenticate requests by bearer token, or by a cookie obtained with a single-use code.
+"""Authenticates requests by a bearer token, or by a cookie that a browser got for a single-use code.
 
-Secrets are hashed and looked up by hash, never compared directly. The lookup time reveals nothing
-about stored secrets, so no constant-time comparison is needed.
+A secret is hashed and looked up by its hash, and never compared directly. So the time of a lookup reveals
+nothing about stored secrets, and no constant-time comparison is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from retinue.api.errors import AddressLockedOut, CookieHeaderMissing, SignInCodeInvalid
 from retinue.api.host_check import HttpSettings, RequestSource
-from retinue.api.request_limits import Lockout
+from retinue.api.rate_limits import Lockout
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import TokenId
 from retinue.domain.principal import Principal
@@ -47,7 +47,7 @@ class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Caller(Struct, frozen=True):
-    """The principal that makes a request, and the hash of its token, so that the token can be checked again later."""
+    """The principal that makes a request, and the hash of its token. With the hash, the token can be checked again."""
 
     principal: Principal
     token_hash: str
@@ -74,8 +74,8 @@ class Authenticator:
     async def authenticate(self, source: RequestSource, headers: RequestHeaders, *, method: str) -> Caller:
         """Return the caller of a request.
 
-        A browser also sends its cookies with requests that pages of other sites make. So a request that is signed in by
-        a cookie and changes something needs the header `x-retinue`.
+        A browser sends its cookies even with requests from pages of other sites. So a request that is authenticated by
+        a cookie and may change something needs the header `x-retinue`, which such pages cannot send.
         """
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if scheme:
@@ -106,8 +106,8 @@ class Authenticator:
     async def _find_principal(self, token_hash: str, kind: TokenKind) -> Principal | None:
         """Return the principal that a token belongs to.
 
-        The result is cached until a relevant commit, for at most a second. The time limit is needed because other
-        processes commit too, and because tokens expire.
+        The result is cached for at most a second, and until this process commits a relevant change. The time limit is
+        needed because other processes can change tokens too, and because tokens expire.
         """
         remembered = self._principal_cache.get(token_hash)
         if remembered is not None and self._now() - remembered[0] < CACHE_TTL_S:
@@ -129,9 +129,9 @@ class Authenticator:
             self._principal_cache.clear()
 
     async def _record_failure(self, source: RequestSource, token_hash: str) -> None:
-        """Count a failed attempt, unless the token was valid before.
+        """Count a failed attempt, unless the token was valid earlier.
 
-        Otherwise a browser with an expired cookie would lock itself out.
+        Otherwise an expired cookie in a browser would lock out the address of the browser.
         """
         if source.is_local or await self._services.store.read(partial(tokens.is_known, token_hash=token_hash)):
             return
@@ -139,7 +139,7 @@ class Authenticator:
             self._count_refusal(AddressLockedOut.code)
 
     async def sign_in(self, source: RequestSource, body: bytes) -> tuple[Principal, bytes]:
-        """Exchange a single-use code for a cookie. The same commit revokes the code."""
+        """Exchange a single-use code for a cookie. The code is revoked in the same transaction."""
         request: SignInRequest = parse_request(body, SignInRequest)
         code_hash = hash_token(request.code[: SECRET_LENGTH_MAX + 1].encode(errors="replace"))
         if not source.is_local:

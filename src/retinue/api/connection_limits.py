@@ -1,8 +1,8 @@
-"""Limits connections: how many are open, how long a request may take to arrive, and how large its head may be.
+"""Limits connections: how many are open, how long a request may take to arrive, and how large its headers may be.
 
 uvicorn parses HTTP and WebSocket frames; this module adds the limits that uvicorn lacks. A client that sends its
-request slowly or not at all keeps its connection for at most `request_wait_s`, or until another client needs the
-connection. An upload may take longer while it keeps a minimum rate.
+request slowly or not at all keeps its connection for at most `request_wait_s`. If the limit of connections is reached,
+the connection is closed earlier. An upload may take longer as long as its rate is high enough.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RefusalCounter:
 
 
 class ConnectionLimiter(Struct):
-    """Limits open connections. Records since when the server has waited for the rest of each request."""
+    """Limits the open connections. For each incomplete request, it records since when the server waits for the rest."""
 
     settings: HttpSettings
     refusals: RefusalCounter = field(default_factory=RefusalCounter)
@@ -67,9 +67,10 @@ class ConnectionLimiter(Struct):
     sweep_timer: asyncio.TimerHandle | None = None
 
     def admit(self, protocol: LimitedHttpProtocol) -> bool:
-        """Accept a TCP connection. At the limit, first close another connection.
+        """Decide whether to accept a TCP connection. If the limit is reached, close another connection for it.
 
-        The connection whose request has been incomplete for the longest time is closed, or else an idle connection.
+        The closed connection is the one whose request is incomplete for the longest time, or else an idle one. If there
+        is neither, the new connection is refused.
         """
         if len(self.open_connections) >= self.settings.connections_max and not self._close_one_connection():
             self.refusals.add(TooManyConnections.code)
@@ -101,9 +102,9 @@ class ConnectionLimiter(Struct):
                 self.sweep_timer = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._close_slow_connections)
 
     def _close_slow_connections(self) -> None:
-        """Close connections whose request took too long.
+        """Close connections whose request takes too long to arrive.
 
-        Runs only while requests are incomplete.
+        This runs periodically while any request is incomplete.
         """
         self.sweep_timer = None
         now = time.monotonic()
@@ -141,7 +142,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return cast(Any, self.cycle) is None or self.cycle.response_complete
 
     def is_slow(self, taken_s: float) -> bool:
-        """Whether to close this connection: its request arrives too slowly, or has already been answered."""
+        """Whether to close this connection: it has no unanswered request, or its request arrives too slowly."""
         return self.is_idle or self._request_bytes < REQUEST_BYTES_PER_S_MIN * taken_s
 
     def data_received(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ PATH_SHOWN_CHARS = 200
 
 
 class RouteNotFound(NotFound):
-    """No route has this path. `form` shows the form of similar paths, and `use` is a path that exists."""
+    """No route has this path. `form` shows the form of similar paths, and `use` is an existing path."""
 
     code = "route.not_found"
 
@@ -57,7 +57,7 @@ class OperationRenamed(NotFound):
 
 
 class WrongMethod(RetinueError):
-    """The path exists, but does not support the HTTP method of the request."""
+    """The path of the request exists, but does not support its HTTP method."""
 
     code = "route.method_not_allowed"
 
@@ -78,7 +78,7 @@ class InternalError(RetinueError):
     def __init__(self, operation: str) -> None:
         super().__init__(
             f"internal error in `{operation}`",
-            because="details are in the log of the server",
+            because="an unexpected exception ended the request; the log of the server has the details",
             try_this="try again, and report it if it happens again",
         )
 
@@ -94,7 +94,7 @@ class ListenAddressExposed(Invalid):
     def __init__(self, host: str) -> None:
         super().__init__(
             f"the server does not listen on {host} without TLS",
-            because="other machines can reach this address, and others on the network could read the traffic",
+            because="other machines can reach this address, and the traffic could be read on the network",
             try_this="put a TLS proxy in front, set public_url (https) and trusted_proxies; or listen on 127.0.0.1",
         )
 
@@ -120,7 +120,7 @@ class HostHeaderInvalid(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "invalid Host header",
-            because="the request has none, or several",
+            because="the request has no Host header, or several",
             try_this="send exactly one Host header",
         )
 
@@ -183,9 +183,9 @@ class SignInCodeInvalid(RetinueError):
 
 
 class CookieHeaderMissing(NotAllowed):
-    """A request that is signed in by a cookie lacks the header that pages of other sites cannot send.
+    """A request that is authenticated by a cookie lacks the header `x-retinue`, which pages of other sites cannot send.
 
-    Only GET requests need no such header.
+    Only GET requests do not need the header.
     """
 
     code = "auth.header_missing"
@@ -199,7 +199,7 @@ class CookieHeaderMissing(NotAllowed):
 
 
 class CookieOriginMissing(NotAllowed):
-    """A WebSocket request signed in by a cookie has no Origin header."""
+    """A WebSocket request that is authenticated by a cookie has no Origin header."""
 
     code = "auth.origin_missing"
 
@@ -215,7 +215,7 @@ class CookieOriginMissing(NotAllowed):
 
 
 class RetryLater(RetinueError):
-    """A limit was reached that ends after a while. `retry_after_s` is the time to wait."""
+    """Base class of errors about a limit. The request can be repeated after `retry_after_s` seconds."""
 
     def __init__(self, sentence: str, *, because: str, try_this: str, retry_after_s: float) -> None:
         super().__init__(sentence, because=because, try_this=try_this)
@@ -223,7 +223,7 @@ class RetryLater(RetinueError):
 
 
 class TooManyRequests(RetryLater):
-    """A rate limit was reached. `noun` names what is counted, and `sender` the caller."""
+    """A rate limit was reached. `noun` names the things that are counted, and `sender` is the caller."""
 
     code = "rate.too_many"
 
@@ -246,7 +246,7 @@ class AddressLockedOut(RetryLater):
         wait_s = max(1, round(retry_after_s))
         super().__init__(
             "too many invalid tokens or codes came from your address",
-            because=f"after {attempts_max} invalid tokens or codes, the server refuses an address for a while",
+            because=f"the server refuses an address for a while after {attempts_max} invalid tokens or codes",
             try_this=f"try again in {format_quantity(wait_s, 'second')}, "
             "or use the Unix socket on the machine of the server",
             retry_after_s=retry_after_s,
@@ -399,7 +399,7 @@ class EventFilterTooLong(Invalid):
 
 
 class WindowOwnerInvalid(Invalid):
-    """A caller that is not a person reported open windows of the web app."""
+    """A caller that is not a person reported open browser windows of the web app."""
 
     code = "window.not_a_person"
 

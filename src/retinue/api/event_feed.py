@@ -1,7 +1,8 @@
-"""Feeds of stored events and of deltas, for server-sent events and WebSockets. A feed starts after a cursor.
+"""Feeds of stored events and deltas (pieces of streamed text), for server-sent events and WebSockets.
 
-Memory per feed is limited: one batch of events and a limited list of deltas. If a client reads slowly, sending waits.
-Deltas that the client misses are replaced by `partials`, and events are read from the store, starting at the cursor.
+A feed starts after a cursor. It holds at most one batch of events and a limited list of deltas in memory. If a client
+reads slowly, sending waits. Deltas that the client has missed are replaced by `partials`, which contain the text so
+far. Events that it has missed are read from the store, starting at the cursor.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import RecordKind
 from retinue.engine.event_broadcast import NestedRun
 from retinue.operations.base import Services
-from retinue.operations.session.sessions import PartialReplyDetails, to_partial_reply_details
+from retinue.operations.session.session_state import PartialReplyDetails, to_partial_reply_details
 from retinue.store.core import events as store_events
 from retinue.store.core.events import EventRange
 from retinue.store.core.row_visibility import can_see_session
@@ -42,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class FeedMessage(Struct, frozen=True):
-    """One message of a feed. After it, a client resumes from `cursor`."""
+    """One message of a feed. A client that has received the message can resume from `cursor`."""
 
     name: str
     data: Any
@@ -50,9 +51,9 @@ class FeedMessage(Struct, frozen=True):
 
 
 class EventFilter(Struct, frozen=True, kw_only=True):
-    """The filter of a subscription: which messages of a session a client wants.
+    """The filter of a subscription: which messages of a session a client gets.
 
-    Each list applies only to messages that have the property it names. A message must match all lists that apply.
+    A list applies only to messages that have the property, such as a tool. A message must match all lists that apply.
     """
 
     types: frozenset[str] | None = None
@@ -97,8 +98,8 @@ _decode_record_body = msgspec.json.Decoder(_RecordBody).decode
 def _get_tool_and_phase(event: StoredEvent) -> tuple[str | None, str | None]:
     """Return the tool and the phase of an event.
 
-    A call and its result have a tool. A reply is `interim` if it requests calls, and `final` if its
-    run ends.
+    Only a call and its result have a tool. The phase of a reply is `interim` if the reply requests calls, and `final`
+    if it ends the run.
     """
     record = event.body.get("record")
     match event.kind:
@@ -137,7 +138,7 @@ class OwnEnvelopes(Struct):
 
 
 class OwnEnvelopeRegistry:
-    """The `OwnEnvelopes` of clients that do not want their own envelopes echoed, by principal and client name."""
+    """The `OwnEnvelopes` of clients that do not want events about their own envelopes, by principal and client name."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str], OwnEnvelopes] = {}
@@ -168,7 +169,7 @@ class SignedOut(Exception):
 
 
 class EventFeed:
-    """What one client follows: its sessions, their filters, and its cursor."""
+    """The event feed of one client: the sessions that it follows, their filters, and its cursor."""
 
     def __init__(
         self,
@@ -211,9 +212,10 @@ class EventFeed:
     # --- subscriptions ---
 
     async def open(self, after: int | None) -> list[FeedMessage]:
-        """Return the first messages of the feed. The last of them is `hello`.
+        """Return the first messages of the feed. The last one is `hello`.
 
-        A `reset` before `hello` means that the cursor is unknown, so the client must fetch the state again.
+        If the server no longer has the events after the cursor, a `reset` comes first. The client must then fetch the
+        state again.
         """
         oldest, newest = await self._services.store.read(_read_cursor_range)
         self._cursor = newest if after is None else after
@@ -242,7 +244,7 @@ class EventFeed:
     async def subscribe(self, session: SessionId, event_filter: EventFilter, after: int | None) -> None:
         """Follow a session from now on, or from a cursor.
 
-        From a cursor, missed events are sent first.
+        With a cursor, the events since the cursor are sent first.
         """
         oldest, newest = await self._services.store.read(_read_cursor_range)
         if after is None:
@@ -269,7 +271,7 @@ class EventFeed:
         self._update_subscriber()
 
     def _update_subscriber(self) -> None:
-        """If the feed follows a single session, wake up for events of that session only."""
+        """Choose which events wake up the feed: if it follows a single session, only those of that session."""
         alone = (
             next(iter(self._subscriptions)) if len(self._subscriptions) == 1 and self._filter_for_all is None else None
         )
@@ -278,14 +280,14 @@ class EventFeed:
         self._subscriber.changed.set()
 
     def queue_reply(self, message: FeedMessage) -> None:
-        """Queue a reply to the client, which is sent between events."""
+        """Queue a reply to a frame of the client. It is sent between events."""
         self._replies.append(message)
         self._subscriber.changed.set()
         if len(self._replies) >= QUEUED_REPLIES_MAX:
             self._has_reply_space.clear()
 
     async def wait_for_reply_space(self) -> None:
-        """Wait while too many replies are queued."""
+        """Wait until the number of queued replies is below the limit."""
         await self._has_reply_space.wait()
 
     def _filter_for(self, session: SessionId | None, seq: int | None = None) -> EventFilter | None:
@@ -301,7 +303,7 @@ class EventFeed:
     async def next_messages(self) -> list[FeedMessage] | None:
         """Wait for the next messages and return them.
 
-        Returns None after a long pause, so that the caller sends a keep-alive.
+        Returns None if there was no message for a while, so that the caller sends a keep-alive.
         """
         quiet = not self._subscriber.changed.is_set() and await _wait_for_change(self._subscriber.changed)
         await self._recheck_if_due()
@@ -318,7 +320,7 @@ class EventFeed:
     async def _recheck_if_due(self) -> None:
         """Check from time to time whether the token is still valid and the sessions are still visible.
 
-        A token may be revoked or a share removed while a client follows.
+        While a client follows sessions, its token may be revoked, or a session may no longer be shared with it.
         """
         now = asyncio.get_running_loop().time()
         if self._recheck is None or now - self._rechecked_at < RECHECK_INTERVAL_S:
@@ -363,7 +365,7 @@ class EventFeed:
         return forms
 
     async def _list_nested_runs(self, sessions: Collection[SessionId] | None = None) -> list[NestedRun]:
-        """Return the progress of runs that a delegating call waits for, if the caller may see that call's session."""
+        """Return the progress of runs that a tool call waits for, if the caller may see the session of that call."""
         found: list[NestedRun] = []
         for within in self._services.event_broadcast.nested_runs():
             allowed = self._filter_for(within.session)
@@ -378,9 +380,9 @@ class EventFeed:
         return found
 
     async def _read_new_events(self) -> list[FeedMessage]:
-        """Return a batch of the events committed since the cursor.
+        """Return one batch of the events that were committed since the cursor.
 
-        If there are more events than that, the next batch is read without waiting.
+        If there are more events, the feed is woken up again, so that the next batch follows at once.
         """
         watcher = self._subscriber
         if not watcher.has_new_events or (self._filter_for_all is None and not self._subscriptions):
@@ -398,7 +400,7 @@ class EventFeed:
         ]
 
     async def _read_missed_events(self) -> list[FeedMessage]:
-        """Send missed events to subscriptions with their own cursor, one batch at a time."""
+        """Return one batch of missed events for one subscription that started from a cursor."""
         events: list[FeedMessage] = []
         for session, subscription in list(self._subscriptions.items()):
             if subscription.catch_up_from is None:
@@ -438,9 +440,9 @@ class EventFeed:
         return [FeedMessage("event", form, cursor=event.seq)]
 
     async def _is_own(self, event: StoredEvent) -> bool:
-        """Whether this client sent the envelope.
+        """Whether the event is about an envelope that this client sent.
 
-        If the client is still sending an envelope, wait briefly for its id.
+        If the client is still sending an envelope, wait briefly until the id of that envelope is known.
         """
         sent = self._own_envelopes
         if sent is None or event.kind is not EventKind.ENVELOPE_ACCEPTED:
@@ -453,7 +455,7 @@ class EventFeed:
         return event.body.get("envelope") in sent.envelopes
 
     def _without_own_record(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Remove the record from a run's event if this client wrote all of its envelopes."""
+        """Remove the record from an event if this client sent all envelopes that the record contains."""
         record = body.get("record")
         if self._own_envelopes is None or record is None or record["kind"] != RecordKind.USER:
             return body
@@ -464,7 +466,7 @@ class EventFeed:
 
 
 async def _wait_for_change(changed: asyncio.Event) -> bool:
-    """Wait until the feed has something to send. Returns whether the wait was so long that a keep-alive is due."""
+    """Wait until the feed has something to send. Returns true if a keep-alive is due, because the wait was long."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     timer = loop.call_later(KEEP_ALIVE_INTERVAL_S, changed.set)
@@ -503,7 +505,7 @@ def _format_server_sent_event(message: FeedMessage) -> bytes:
 
 
 class _SessionVisibility:
-    """Caches which sessions a caller may see, because one reply has many deltas to check."""
+    """Caches which sessions a caller may see, because the check is made for each of many deltas."""
 
     def __init__(self, services: Services, caller: Principal) -> None:
         self._services = services

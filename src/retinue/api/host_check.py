@@ -1,8 +1,8 @@
 """HTTP settings, and the check of the Host, Origin and forwarded headers. Every request passes this check first.
 
-A page of another site in a browser can send requests to this machine, but cannot choose their Host or Origin. So these
-headers reveal such requests. A foreign name that resolves to this machine (DNS rebinding) is not among the server's
-host names.
+A page of another site in a browser can send requests to this machine, but it cannot choose their Host and Origin
+headers. So these headers show where a request comes from. The check also refuses a foreign host name that resolves to
+this machine (DNS rebinding), because it is not one of the server's host names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """Settings of the TCP listener, and limits on HTTP requests. They do not affect whether the Unix socket is open."""
+    """Settings of the TCP listener, and limits on HTTP requests. The Unix socket is always open."""
 
     enabled: bool = True
     host: str = "127.0.0.1"
@@ -88,7 +88,7 @@ class HttpSettings:
 class RequestSource(Struct, frozen=True):
     """How a request arrived: by TCP or the Unix socket, and from which address.
 
-    `remote_address` is the most reliable client address. It is empty on the Unix socket.
+    `remote_address` is the address of the client, as far as it can be trusted. It is empty on the Unix socket.
     """
 
     is_local: bool
@@ -138,7 +138,7 @@ def _peer_address(scope: Mapping[str, Any]) -> str:
 
 
 def _read_host(scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, is_trusted: bool) -> str:
-    """Return the Host header of a request. Raises an error if there are several, because that is an attack."""
+    """Return the Host header of a request. Raises an error unless there is exactly one such header."""
     if sum(1 for name, _ in scope["headers"] if name == b"host") != 1:
         raise HostHeaderInvalid
     forwarded = headers.get(b"x-forwarded-host", b"") if is_trusted else b""
@@ -166,9 +166,9 @@ def _is_proxy(settings: HttpSettings, text: str) -> bool:
 
 
 def _client_address(settings: HttpSettings, headers: Mapping[bytes, bytes], peer: str) -> str:
-    """Return the last forwarded address that is not one of the owner's proxies.
+    """Return the last address in `x-forwarded-for` that is not one of the owner's proxies.
 
-    Clients can forge the addresses before it.
+    The addresses before that address may be forged by the client.
     """
     chain = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
     for text in reversed(chain[-FORWARDED_ADDRESSES_MAX:]):

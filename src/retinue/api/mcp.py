@@ -1,7 +1,7 @@
-"""MCP server over streamable HTTP at `/mcp`. It is stateless: one request, one response.
+"""MCP server over streamable HTTP at `/mcp`. It is stateless: each request gets one response.
 
-Without sessions and streams the protocol is so small that no library is needed. Permissions and policy are the same as
-in every other interface.
+Without sessions and streams, the protocol is so small that no library is needed. The same permissions and tool policies
+apply as in every other interface.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RpcError(Exception):
 class RpcMessage(msgspec.Struct):
     """One JSON-RPC message.
 
-    A notification has no id. A message without a method is a response. It is ignored, because this
-    server sends no requests.
+    A notification has no id. A message without a method is a response. Responses are ignored, because this server sends
+    no requests.
     """
 
     jsonrpc: str

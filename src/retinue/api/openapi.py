@@ -1,6 +1,6 @@
 """Builds the OpenAPI 3.1 document and the CLI's command table from the declarations of the operations.
 
-Each principal sees only the operations that it may call.
+Both contain only the operations that the principal may call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.operations.base import Operation, Services
 from retinue.operations.parameter_schema import command_row
-from retinue.policy.access import permissions
+from retinue.policy.access import operation_permissions
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 ERROR_DESCRIPTIONS = {
@@ -48,7 +48,7 @@ def list_allowed_operations(services: Services, caller: Principal, operations: I
     return [
         each
         for each in operations
-        if permissions.decide_operation(each.name, caller.level, services.permission_policy).is_allowed
+        if operation_permissions.decide_operation(each.name, caller.level, services.permission_policy).is_allowed
     ]
 
 
@@ -103,7 +103,7 @@ def _build_path(
         "operationId": operation.name,
         "summary": operation.summary,
         "tags": [operation.name.partition(".")[0]],
-        "x-permission": permissions.required_level(operation.name, policy),
+        "x-permission": operation_permissions.required_level(operation.name, policy),
         "x-effect": operation.has_effect,
         "requestBody": {"required": _needs_body(operation), "content": {"application/json": {"schema": parameters}}},
         "responses": {
@@ -140,7 +140,7 @@ def build_operation_list(services: Services, caller: Principal, operations: Iter
                 "route": each.route,
                 "summary": each.summary,
                 "effect": each.has_effect,
-                "permission": permissions.required_level(each.name, services.permission_policy),
+                "permission": operation_permissions.required_level(each.name, services.permission_policy),
                 "parameters": schema,
             }
             for each, schema in zip(offered, schemas, strict=True)
@@ -150,7 +150,7 @@ def build_operation_list(services: Services, caller: Principal, operations: Iter
 
 
 def build_command_table(services: Services, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the operations of plugins in the form of the CLI's built-in table, which has no plugin operations."""
+    """Return the operations of plugins in the form of the CLI's table of built-in operations."""
     return {
         "version": services.version,
         "commands": [command_row(each) for each in list_allowed_operations(services, caller, operations)],

@@ -18,7 +18,7 @@ def find_renamed_path(request: str) -> RouteRenamed | None:
 
 
 def find_renamed_operation(path: str) -> OperationRenamed | None:
-    """Return the error that gives the operation's new name, or None if the path is not an old name."""
+    """Return the error for a request to the old path of a renamed operation, or None for any other path."""
     old = path.removeprefix(ROUTE_PREFIX).replace("/", ".")
     new = OPERATIONS.get(old) if path.startswith(ROUTE_PREFIX) else None
     return OperationRenamed(old, new=new) if new is not None else None

@@ -1,6 +1,6 @@
-"""Serves the web app's built files, and its index page for every address inside the web app.
+"""Serves the files of the web app, and its index page for every URL inside the web app.
 
-If the web app was not built (a checkout without Node), a plain page explains how to build it.
+If the web app was not built, as in a checkout without Node, a plain page explains how to build it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StaticFile(Struct, frozen=True):
 
 
 class StaticFiles:
-    """Serves the web app's files. A request gets only files whose names were found in the folder."""
+    """Serves the web app's files. Only files that were found in the folder of the web app can be requested."""
 
     def __init__(self, folder: Path = BUILD_FOLDER) -> None:
         self._folder = folder
@@ -54,9 +54,9 @@ class StaticFiles:
         self._files: dict[str, StaticFile] = {}
 
     def find(self, path: str) -> StaticFile | None:
-        """Return the file with this name.
+        """Return the file for the path of a request.
 
-        A path without a file extension is an address inside the web app, and gets the index page.
+        A path without a file extension is a URL inside the web app. For such a path, this is the index page.
         """
         name = path.lstrip("/")
         if name not in self._names:

@@ -1,4 +1,4 @@
-"""Imports uvicorn without its command line, which would load click and multiprocessing."""
+"""Imports uvicorn without its command-line module, which would load click and multiprocessing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import ModuleType
 
 
 def _import_uvicorn() -> None:
-    """Import uvicorn with an empty `uvicorn.main`, which uvicorn imports only to re-export its names.
+    """Import uvicorn with an empty module in place of `uvicorn.main`.
 
-    Code that imports `uvicorn.main` later gets the real module.
+    uvicorn imports `uvicorn.main` only to re-export its names. Code that imports it later gets the real module.
     """
     if "uvicorn" in sys.modules:
         return

@@ -1,6 +1,6 @@
 """Receives inbound webhooks at POST /hooks/CONNECTOR/PATH.
 
-A secret authenticates each request, which is answered after its envelope is stored.
+Each request is authenticated by a secret, and answered after its envelope is stored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from retinue.api.errors import RouteNotFound, TooManyRequests, WebhookSecretInUrl
 from retinue.api.host_check import WEBHOOK_PREFIX
-from retinue.api.request_limits import Lockout
+from retinue.api.rate_limits import Lockout
 from retinue.connectors.webhook.settings import WebhookKind
 from retinue.domain.token import hash_token
 from retinue.intake.errors import UnsignedRequest
@@ -35,8 +35,8 @@ ReadBody = Callable[[int], Awaitable[bytes]]
 class WebhookReceiver:
     """Receives webhook requests and enforces their limits.
 
-    Addresses that guess secrets are locked out. The rate limit per connector counts only authenticated requests, so
-    unauthenticated requests cannot use it up.
+    Addresses that guess secrets are locked out. The rate limit of a connector counts only authenticated requests, so
+    that other requests cannot exhaust the limit.
     """
 
     def __init__(self, webhooks: WebhookIntake, now: Callable[[], float]) -> None:

@@ -1,6 +1,6 @@
-"""Live events over a WebSocket, as JSON text frames in both directions.
+"""Serves live events over a WebSocket, with JSON text frames in both directions.
 
-The caller is already authenticated; this module enforces the limits of the protocol.
+The connection is authenticated before this module gets it. This module enforces the limits of the protocol.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class FollowForm(msgspec.Struct, forbid_unknown_fields=True):
 class HelloFrame(_Frame, tag="hello"):
     """The first frame that a client sends.
 
-    Envelopes sent with the same client name in the header `x-retinue-client` are not echoed to this client.
+    Events about envelopes that were sent with the same client name, in the header `x-retinue-client`, are not sent to
+    this client.
     """
 
     protocol: int
@@ -120,7 +121,7 @@ class PingFrame(_Frame, tag="ping"):
 
 
 class _ClientProtocol(msgspec.Struct):
-    """The protocol version in a hello frame. Clients of every version send it."""
+    """The protocol version in a hello frame. It is decoded first, because other fields may differ between versions."""
 
     type: str = ""
     protocol: int = PROTOCOL_VERSION
@@ -163,7 +164,7 @@ class PanelsFrame(_Frame, tag="panels"):
 
 
 class PanelDoneFrame(_Frame, tag="panel_done"):
-    """The client's result of a `panel_command`. `panel` is the id of a panel that was opened."""
+    """The client's result of a `panel_command`. If the command opened a panel, `panel` is the id of that panel."""
 
     command: str
     ok: bool
@@ -178,7 +179,7 @@ _decode_protocol = msgspec.json.Decoder(_ClientProtocol).decode
 
 
 class WebSocketClosed(Exception):
-    """Raised to end the connection with a code and a reason for the client, or because it has already ended."""
+    """Ends the connection with a code and a reason for the client. With code 0, the connection has already ended."""
 
     def __init__(self, code: int = 0, reason: str = "") -> None:
         super().__init__(reason)
@@ -187,7 +188,7 @@ class WebSocketClosed(Exception):
 
 
 class LiveWebSocket:
-    """Serves one WebSocket connection: reads hello, then reads frames from the client and sends messages to it."""
+    """Serves one WebSocket connection: reads the hello frame, then reads frames and sends messages concurrently."""
 
     ALL_SESSIONS: ClassVar[str] = "*"
 
@@ -252,7 +253,7 @@ class LiveWebSocket:
                 self._own_envelopes.leave(self._caller, hello.client)
 
     async def _receive_and_send(self, feed: EventFeed) -> None:
-        """Receive and send at the same time. When one of the two ends, end the other."""
+        """Receive frames and send messages concurrently. When one of the two tasks ends, cancel the other."""
         listening = asyncio.create_task(self._receive_frames(feed))
         sending = asyncio.create_task(self._send_feed(feed))
         try:
@@ -268,7 +269,7 @@ class LiveWebSocket:
     async def _follow_session(self, feed: EventFeed, request: FollowForm) -> FeedMessage | None:
         """Follow a session from the cursor in the hello frame.
 
-        Returns an error message if that fails. Other sessions are still followed.
+        Returns an error message for the client if the session cannot be followed. Other sessions are still followed.
         """
         try:
             event_filter = request.filter.to_filter()
@@ -324,7 +325,7 @@ class LiveWebSocket:
                     )
 
     def _update_window(self, feed: EventFeed, frame: PanelsFrame) -> None:
-        """Store what this browser window shows. Agents that work on behalf of its user may read it."""
+        """Store the panels of this browser window. Agents that act on behalf of its user may read them."""
         if self._services.ui_windows is None or self._caller.address.kind is not AddressKind.PERSON:
             raise WindowOwnerInvalid
         self._window = self._services.ui_windows.update_window(
@@ -372,9 +373,9 @@ class LiveWebSocket:
         raise WebSocketClosed(CLOSE_SERVER_STOPPING, "the server is stopping")
 
     async def _send_messages(self, messages: list[FeedMessage]) -> None:
-        """Send one message at a time.
+        """Send the messages one after the other.
 
-        The next waits until the last was sent, so that messages do not accumulate in memory.
+        Each send is awaited before the next one, so that messages do not accumulate in memory.
         """
         for event in messages:
             body = (

@@ -1,1 +1,1 @@
-"""Builds, starts and stops every part of the server. No other package connects the parts."""
+"""Builds, starts and stops all parts of the server. Only this package connects the parts with each other."""

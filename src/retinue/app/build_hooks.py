@@ -1,6 +1,6 @@
 """Builds the parts that run the owner's programs: hooks, speech synthesis and transcription.
 
-Few instances have any, so their code is imported on first use.
+Few instances use such programs, so their code is imported on first use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class OwnerPrograms:
-    """Runs the owner's programs. `settings` returns the current settings. `send_message` delivers a hook's message."""
+    """Runs hooks and speech programs. `settings` returns the current settings; `send_message` sends hook messages."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class OwnerPrograms:
     # --- speech ---
 
     async def speak(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
-        """Return an answer without its speech tags, and its audio if the settings ask for a spoken answer."""
+        """Return an answer without its speech tags, and a voice message if the settings require one."""
         if self._settings().speech.mode is SpeechMode.OFF:
             return parse_speech_tags(text).visible_text, None
         return await self._speech.prepare_answer(text, answers_voice)

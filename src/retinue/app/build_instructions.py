@@ -1,4 +1,4 @@
-"""Gathers what the system prompt of a run needs from all parts of the server. `agents` renders the prompt."""
+"""Collects the data for system prompts from all parts of the server. The package `agents` renders the prompts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
 
 class RunPrompts:
-    """Builds and previews system prompts."""
+    """Builds the system prompts of runs, and previews of system prompts."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class RunPrompts:
         mode: Mode | None = None,
         files: Mapping[str, str] | None = None,
     ) -> SystemPrompt:
-        """Return the system prompt that a run of this agent would get now, in this session or in a new session.
+        """Return the system prompt that a run of this agent would have now, in this session or in a new session.
 
         Nothing is stored or changed. `files` is a template to use instead of the agent's.
         """
@@ -160,7 +160,7 @@ class RunPrompts:
         )
 
     async def list_parts(self, agent: Agent, session: Session | None) -> Sequence[PromptPart]:
-        """Return the sections and files of the prompt with their sizes."""
+        """Return the sections and files of the system prompt, each with its size."""
         made = await self.preview(agent, session)
         sections = [
             PromptPart(kind=PromptPartKind.SECTION, name=n, chars=chars, tokens=t) for n, chars, t in made.section_sizes
@@ -254,7 +254,7 @@ class RunPrompts:
         self._visible_agents.clear()
 
     def _prompt_panels(self, origin: Origin, tools: Sequence[PromptTool]) -> tuple[PromptPanel, ...]:
-        """Return the panels of the browser window that was used last, if the run has a tool for panels."""
+        """Return the panels of the browser window that was used last. Empty if the run has no tool for panels."""
         person = _person_of(origin)
         windows = self._windows.list_windows(person) if person else ()
         if not windows or not any(tool.name == "panels_list" for tool in tools):
@@ -272,7 +272,7 @@ class RunPrompts:
 
 
 def _new_session(agent: Agent) -> Session:
-    """Return a session as if the owner were about to start it. A preview without a session uses it."""
+    """Return a new session of the owner that is not stored. It is used for a preview without a session."""
     return Session(
         id=SessionId(""),
         agent=agent.name,
@@ -291,10 +291,10 @@ def _new_session(agent: Agent) -> Session:
 
 
 def _read_subagent_task(conn: sa.Connection, session: Session) -> SubagentTask:
-    """Return the task of a subagent, and who or what gave it.
+    """Return the task of a subagent and the sender of the task.
 
-    A task with untrusted content is left out: it would have the authority of an instruction in the system prompt. The
-    subagent reads it in its envelope, which is marked as untrusted.
+    A task with untrusted content is left out, because in the system prompt it would have the authority of an
+    instruction. The subagent then reads the task in its envelope, which is marked as untrusted.
     """
     parent = session.origin.parent
     asked = sessions.get(conn, parent) if parent is not None else None
@@ -361,5 +361,5 @@ def _person_of(origin: Origin) -> str:
 
 
 def _id_or_empty(value: Any) -> str:
-    """Return a value of a panel if it looks like an id, or else an empty string. Other text may be untrusted."""
+    """Return a value of a panel if it has the form of an id. Otherwise return "", because it may be untrusted text."""
     return value if isinstance(value, str) and _ID_PATTERN.fullmatch(value) else ""

@@ -1,4 +1,4 @@
-"""Builds every built-in tool, and the parts that tools share."""
+"""Builds the built-in tools and the parts that they share."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from retinue.domain.display_options import Elevation
 from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Permission, ProtectedPaths
+from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, EnvelopeAcceptor, IdSource
 from retinue.domain.prompt_breakdown import PromptPart, PromptPartKind
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.slash_command import SkillCommand
 from retinue.domain.structs import replace
@@ -98,7 +99,7 @@ DEFAULT_SKILL_SETTINGS = SkillSettings()
 
 
 class ToolServices(Struct):
-    """The functions that tools call. The engine and the intake are set later, because tools are built first."""
+    """Functions of the server that tools call. Those of the intake and the engine are set after tools were built."""
 
     redact: Callable[[str], str]
     intake: EnvelopeAcceptor | None = None
@@ -136,7 +137,7 @@ class ToolServices(Struct):
 
 
 class BuiltInTools:
-    """The built-in tools, and the parts that they share."""
+    """The built-in tools and the parts that they share, such as the sandbox and the browsers."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class BuiltInTools:
         self.windows = WindowRegistry(clock, ids)
         self.grants = GrantCache(store, clock)
         self.full_results = FullResultStore(files, store)
-        self.file_access = ground = FileServices(
+        self.file_services = file_services = FileServices(
             store=store, clock=clock, files=files, withheld=withheld, redact=redact
         )
         self._jobs = JobRunner(JobStore(store, clock, self.services, home / "processes", redact=redact), clock, ids)
@@ -228,7 +229,7 @@ class BuiltInTools:
             SessionStatusTool(
                 store, clock, str(now.zone), lambda: settings().defaults.time_format is TimeFormat.TWELVE
             ),
-            *build_file_tools(ground),
+            *build_file_tools(file_services),
             ExecTool(
                 jobs=self._jobs,
                 store=store,
@@ -242,9 +243,9 @@ class BuiltInTools:
             WebSearchTool(web, clock, ids, environment),
             BrowserTool(self._browsers, ids, files),
             BrowserActTool(self._browsers, ids),
-            MessageTool(self.services, ground, self.services.delegate),
-            SendFileTool(self.services, ground, self.services.connector),
-            ReactTool(ground, self.services.connector),
+            MessageTool(self.services, file_services, self.services.delegate),
+            SendFileTool(self.services, file_services, self.services.connector),
+            ReactTool(file_services, self.services.connector),
             RequestPermissionTool(self.services.request_permission, self.grants, store),
             RequestPermissionTool(
                 self.services.request_permission, self.grants, store, name="request_permission_via_parent"
@@ -267,7 +268,7 @@ class BuiltInTools:
     def provenance_policy(self) -> ProvenancePolicy:
         """Return the provenance policy.
 
-        The owner's rules come before the built-in rules. Cached per settings object.
+        The owner's rules come before the built-in rules. The policy is built again only if the settings have changed.
         """
         own = self._settings().provenance
         if self._cached_policy is None or self._cached_policy[0] is not own:
@@ -275,16 +276,16 @@ class BuiltInTools:
         return self._cached_policy[1]
 
     async def start(self) -> None:
-        """End commands that an earlier server process left running, and report them.
+        """End commands that an earlier server process left running, and notify their sessions.
 
-        Called once the intake exists and before any lane runs.
+        This must be called after the intake was built, and before the first run starts.
         """
         await self._jobs.open()
         if doubted := await self._store.scan(file_trust.list_distrusted_changes):
             await settle_changes(self._store, doubted)  # no running command can change these files any more
 
     async def probe_sandbox(self) -> None:
-        """Check in the background whether the sandbox works. A call that needs the sandbox earlier checks it itself."""
+        """Check whether the sandbox works, and log a warning if not. A tool call may make the same check earlier."""
         probe = await self.sandbox_choice.probe()
         if not probe.works:
             log.warning("sandbox not available", extra={"because": probe.because, "try": probe.try_this})
@@ -306,7 +307,7 @@ def _is_owner(context: ToolContext) -> bool:
 
 
 def _is_limited_to_spawned(settings: Callable[[], Settings]) -> Callable[[ToolContext], bool]:
-    """Return a function that says whether a tool call may see only the sessions that its own session has spawned."""
+    """Return a function that returns whether a tool call may see only sessions that its own session has started."""
 
     def confined(context: ToolContext) -> bool:
         main = context.origin in (OriginKind.TERMINAL, OriginKind.WEB) and _is_owner(context)
@@ -358,7 +359,7 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[CommandRule, ...]:
 async def load_run_resources(
     skills: Skills, plugins: PluginLoader, settings: Callable[[], Settings], assignment: RunAssignment
 ) -> RunResources:
-    """Return the skills and plugin sections of a run. Usually there are none, and then little is read."""
+    """Return the skills and plugin sections of a run, and the restrictions of its sandbox."""
     agent, home = assignment.agent, assignment.tools_directory  # a subagent has the skills of the agent that started it
     now = settings()
     sandbox = merge_sandbox_settings(now.sandbox, agent, *assignment.delegating_agents)
@@ -414,7 +415,7 @@ async def list_skill_commands(
 async def measure_skills(
     skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
 ) -> Sequence[PromptPart]:
-    """Return the size of the system prompt text about each skill of an agent."""
+    """Return the size of the text about each skill in an agent's system prompt."""
     now = settings()
     home = ensure_agent_directory(now.home, agent.name)
     kit = await skills.load(

@@ -1,4 +1,4 @@
-"""The real clock, ids and random numbers. No other module is a source of time or randomness."""
+"""The real sources of time, ids and random numbers. All other code gets them as parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RealClock:
 
 
 class RandomIds:
-    """Generates random ids. Random bytes are read in batches, because each system call may switch to another thread."""
+    """Generates random ids. Random bytes are read in batches, because each read is a system call."""
 
     def __init__(self) -> None:
         self._drawn: list[str] = []
@@ -48,7 +48,7 @@ class RandomIds:
 
 
 def new_token() -> str:
-    """Return a random token of 256 bits. It never begins with a hyphen, which a command would read as an option."""
+    """Return a random token of 256 bits. It never begins with a hyphen, so that a CLI does not read it as an option."""
     while True:
         token = secrets.token_urlsafe(32)
         if not token.startswith("-"):
@@ -78,7 +78,7 @@ class CrashAtPoint:
 
 
 def crash_points_from(environment: dict[str, str]) -> CrashPoints:
-    """Parse `RETINUE_TEST_CRASH=point:n`. Raises an error unless `RETINUE_TEST=1` is set."""
+    """Parse the crash point in `RETINUE_TEST_CRASH=point:n`. Raises an error if it is set without `RETINUE_TEST=1`."""
     wanted = environment.get("RETINUE_TEST_CRASH")
     if not wanted:
         return NO_FAULTS

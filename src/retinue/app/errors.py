@@ -1,4 +1,4 @@
-"""Errors of starting, stopping and reading an instance: one class for each code."""
+"""Errors when an instance is started, restored or read without a server. Each error code has one class."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class UnitTextInvalid(Invalid):
 
 
 class RestoreUnsupported(Invalid):
-    """`retinue restore` cannot restore an instance on PostgreSQL; the tools of PostgreSQL can."""
+    """`retinue restore` does not support PostgreSQL. Use the tools of PostgreSQL instead."""
 
     code = "restore.postgres"
 
@@ -148,7 +148,7 @@ class TokenFileUnreadable(NotFound):
 
 
 class CrashPointOutsideTest(Invalid):
-    """A crash point is set, but this is not a test."""
+    """`RETINUE_TEST_CRASH` is set, but `RETINUE_TEST=1` is not."""
 
     code = "config.test_only"
 

@@ -25,7 +25,7 @@ LOCK_POLL_S = 0.02
 
 @contextmanager
 def instance_lock(data_dir: Path) -> Generator[None]:
-    """Lock a data directory, so that only one process serves it. The kernel releases the lock when the process ends."""
+    """Lock a data directory, so that only one server process uses it. The kernel releases the lock when it ends."""
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -40,8 +40,8 @@ def instance_lock(data_dir: Path) -> Generator[None]:
 def _acquire(fd: int, data_dir: Path) -> None:
     """Take the lock of a data directory without waiting, or raise `ServerAlreadyRunning`.
 
-    If the process that held the lock was killed, retry briefly, because its child processes may keep the lock slightly
-    longer.
+    If the process that held the lock was killed, this retries briefly, because child processes of that process may
+    still hold the lock.
     """
     deadline = time.monotonic() + LOCK_RETRY_S_MAX
     while True:
@@ -93,9 +93,9 @@ def socket_path(data_dir: Path, environment: Mapping[str, str]) -> Path:
 
 @contextmanager
 def listening_socket(data_dir: Path, path: Path) -> Generator[socket.socket]:
-    """Listen on a Unix socket with mode 0600, and record its path in the data directory.
+    """Listen on a Unix socket with mode 0600, and write its path to the data directory.
 
-    The caller holds the lock, so an existing socket is left over from an earlier process.
+    The caller must hold the instance lock. An existing socket is replaced, because it is from an earlier process.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -115,7 +115,7 @@ def listening_socket(data_dir: Path, path: Path) -> Generator[socket.socket]:
 
 @contextmanager
 def listening_address(data_dir: Path, host: str, port: int) -> Generator[tuple[socket.socket, str]]:
-    """Listen on TCP, and record the address in the data directory. Port 0 takes any free port."""
+    """Listen on TCP, and write the address to the data directory. Port 0 means any free port."""
     path = data_dir / "address"
     listener = _bind(host, port)
     try:
@@ -131,13 +131,13 @@ def listening_address(data_dir: Path, host: str, port: int) -> Generator[tuple[s
 
 @contextmanager
 def remove_address(data_dir: Path) -> Generator[None]:
-    """Remove the listen address that a crashed server left behind. Called by a server that does not listen on TCP."""
+    """Remove the address file of a crashed server. A server that does not listen on TCP calls this function."""
     (data_dir / "address").unlink(missing_ok=True)
     yield
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically, so that a command that reads the file at the same time never gets half of it."""
+    """Write a file atomically, so that a command that reads it at the same time never gets partial content."""
     new = path.with_name(f".{path.name}-{os.getpid()}")
     new.write_text(text)
     os.replace(new, path)
@@ -163,7 +163,7 @@ def _bind(host: str, port: int) -> socket.socket:
 def owner_token(data_dir: Path, create_token: Callable[[], str]) -> str:
     """Return the owner's token from its file.
 
-    The first start creates the file, which only the server's user can read.
+    If the file does not exist, it is created with a new token. Only the server's user can read the file.
     """
     path = data_dir / "owner-token"
     if not path.exists():

@@ -1,8 +1,8 @@
 """Formats and writes the log. A line is a fixed phrase and fields, without message texts, tokens or prompts.
 
-If a secret gets into a line anyway, it is redacted in the message, the fields and exception texts. This covers known
-secrets (`set_known_secrets`) and texts that look like a secret, by stricter rules than elsewhere. A line that cannot be
-formatted is replaced by a line that says so, because logging must not stop the server.
+Secrets that get into a line anyway are redacted: in the message, the fields and exception texts. This covers known
+secrets (`set_known_secrets`) and texts that look like a secret. The rules are stricter than elsewhere. If a line cannot
+be formatted, a line that says so is written instead, because logging must not stop the server.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def set_known_secrets(redactor: Redactor) -> None:
 
 
 def redact(text: str) -> str:
-    """Return the text without known secrets and texts that look like a secret. A long text is shortened visibly.
+    """Redact known secrets and texts that look like a secret. A long text is shortened, with a mark.
 
-    Known secrets are redacted before shortening, so that half of a secret cannot remain.
+    Known secrets are redacted before the text is shortened, so that no part of a secret remains.
     """
     more = len(text) - TEXT_CHARS_MAX
     text = _known_secrets[0].redact_values(text[: 2 * TEXT_CHARS_MAX])
@@ -111,8 +111,9 @@ def redact(text: str) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """Formats a line as `2026-11-15T09:00:00+0000 info "run failed" run=ab12 agent=ada`, with tracebacks indented
-    below.
+    """Formats a line as `2026-11-15T09:00:00+0000 info "run failed" run=ab12 agent=ada`.
+
+    A traceback follows below the line, indented.
     """
 
     def __init__(self) -> None:
@@ -165,7 +166,7 @@ def _escape_char(char: str, extra: str) -> str:
 
 
 class _SilentHandler(logging.Handler):
-    """Drops log lines that cannot be written. By default, `logging` would print them unredacted."""
+    """A log handler that drops lines that cannot be written. The base class would print them without redaction."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return
@@ -209,8 +210,8 @@ def log_file_path(data_dir: Path) -> Path:
 def set_up_logs(stream: TextIO | None, *, data_dir: Path | None = None, logs: LogSettings | None = None) -> None:
     """Log to a stream, to the file in the data directory, or to both. A second call replaces the first.
 
-    If the file cannot be written, log a warning to the stream and continue: a server with a full
-    disk must still log.
+    If the file cannot be written, a warning is logged to the stream and logging continues there. So a server with a
+    full disk still logs.
     """
     wanted = logs or LogSettings()
     handlers: list[logging.Handler] = []

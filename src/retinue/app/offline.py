@@ -1,8 +1,8 @@
-"""Answers operations from the store alone, for the command line when no server is running.
+"""Performs operations for the command line while no server is running. They only read the store.
 
-`python -m retinue.app.offline OPERATION PARAMETERS` prints the answer or an error as JSON. It takes
+`python -m retinue.app.offline OPERATION PARAMETERS` prints the response or an error as JSON. It takes
 the instance lock, so that no server can start at the same time, and opens the store read-only.
-Permissions, validation and visibility are the same as in a running server, for the same token.
+The token has the same permissions as in a running server.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from retinue.operations.doctor_registry import DoctorContext
 from retinue.operations.doctor_registry import run_checks as examine_health
 from retinue.operations.server.doctor import DoctorRequest, build_report, check_security
 from retinue.operations.server.security_facts import SecurityContext
-from retinue.policy.access.permissions import override_levels
+from retinue.policy.access.operation_permissions import override_levels
 from retinue.store.core.connection import AfterCommit, Store, TransactionBody, translate_error
+from retinue.store.core.database_rename import STORE_NAME, find_store_file
 from retinue.store.core.file_inspection import inspect_file
-from retinue.store.core.former_file import STORE_NAME, find_store_file
 from retinue.store.core.sqlite import configure
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.open_store import OFFLINE_COPY, SCHEMA, copy_and_upgrade
@@ -70,18 +70,18 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 NEVER_STARTED = "no server was ever started there"
 
 LOCAL_OWNER = Principal(address=address.person_address("owner"), level=PermissionLevel.BOSS, trust=Trust.OWNER)
-"""The caller if no store with tokens can be opened. The operating system already decides who can read these files."""
+"""The caller if the store with the tokens cannot be opened. File permissions then decide who can read the files."""
 
 
 class OfflineStore:
-    """A read-only store that no server uses."""
+    """A read-only store for an instance whose server is not running."""
 
     def __init__(self, path: Path) -> None:
         engine = sa.create_engine("sqlite://", creator=lambda: _open_sqlite(path), poolclass=NullPool)
         self._conn = engine.connect()
 
     async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
-        raise ServerNotRunning(None, because=f"without it, nothing can be changed ({point})")
+        raise ServerNotRunning(None, because=f"the store cannot be changed without a running server ({point})")
 
     async def read(self, body: TransactionBody[T]) -> T:
         return await self.scan(body)
@@ -100,7 +100,7 @@ class OfflineStore:
 
 
 class _Unavailable:
-    """Stands in for a service that only a running server has. Each use raises an error."""
+    """Placeholder for a service that only a running server has. Any use of it raises `ServerNotRunning`."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ServerNotRunning(None, because="this operation needs a running server")
@@ -129,8 +129,8 @@ def open_offline_store(settings: Settings) -> Generator[Store]:
 def _open_upgraded(path: Path) -> Generator[Store]:
     """Open a store file read-only. If its schema is older, upgrade a private copy and read that.
 
-    Commands such as `retinue ledger` and `retinue backup` therefore work after an upgrade, before the first start of
-    the new version. They do not change the store.
+    So commands such as `retinue ledger` and `retinue backup` work after an upgrade, even before the new version has
+    started for the first time. The store itself is not changed.
     """
     if not path.exists():
         raise ServerNotRunning(path.parent, because=NEVER_STARTED)
@@ -152,7 +152,7 @@ def _open_upgraded(path: Path) -> Generator[Store]:
 def open_read_only(path: Path) -> Generator[Store]:
     """Open a store file read-only.
 
-    If the caller does not hold the instance lock, a running server may write meanwhile.
+    If the caller does not hold the instance lock, a running server may write to the store at the same time.
     """
     if not path.exists():
         raise ServerNotRunning(path.parent, because=NEVER_STARTED)
@@ -172,7 +172,7 @@ def refuse_other_schema(revision: str | None) -> None:
 
 
 async def perform_offline(settings: Settings, store: Store, operation: str, body: bytes, token: str) -> bytes:
-    """Perform an operation without a server, and return the encoded answer."""
+    """Perform an operation without a server, and return the response as JSON."""
     clock = RealClock()
     absent: Any = _Unavailable()
     caller = await store.scan(lambda conn: _authenticate(conn, token, now_ms=to_ms(clock.now())))
@@ -233,7 +233,7 @@ def main(arguments: list[str]) -> int:
 
 
 async def _doctor_without_store(settings: Settings, store_error: RetinueError, request: DoctorRequest) -> bytes:
-    """Run `doctor` although the store cannot be opened, and report that as one of the findings."""
+    """Perform `server.doctor` without a store. The findings include that the store cannot be opened."""
     now = RealClock().now()
     if request.security or request.fix:
         security_context = SecurityContext(

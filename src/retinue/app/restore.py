@@ -1,4 +1,4 @@
-"""Restores a backup while no server is running. It takes the lock, so that no server can start during the restore.
+"""Restores a backup while no server is running. It takes the instance lock, so that no server can start meanwhile.
 
 `python -m retinue.app.restore FOLDER` restores the instance in `RETINUE_HOME`.
 """
@@ -20,10 +20,10 @@ from retinue.store.maintenance import backup
 
 
 def restore(settings: Settings, folder: Path, *, now: datetime) -> Path:
-    """Replace the instance with the backup in `folder`. Returns the folder that the old files were moved to.
+    """Replace the instance with the backup in `folder`. Returns the folder to which the old files were moved.
 
-    Refused while a server is running. Nothing is changed unless the backup is complete and its
-    ledger is consistent.
+    Raises an error if a server is running, if the backup is incomplete, or if its ledger is inconsistent. In these
+    cases, nothing is changed.
     """
     if isinstance(settings.store, str):
         raise RestoreUnsupported

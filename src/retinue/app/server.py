@@ -1,4 +1,4 @@
-"""Builds every part of the server and connects the parts. Only this module knows all of them."""
+"""Builds all parts of the server and connects them. No other module imports all parts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ from retinue.intake.attachment_fetch import make_fetcher
 from retinue.intake.connector_intake import ConnectorIntake
 from retinue.intake.external_callbacks import CallbackIntake
 from retinue.models import prices
-from retinue.models.base import EncodedContextCache, Model
+from retinue.models.base import Model
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.local_catalog import LocalModels
 from retinue.models.model_clients import ModelFactory
 from retinue.models.model_router import ModelRouter
@@ -111,7 +112,7 @@ from retinue.outbox.posted_questions import PostedQuestions
 from retinue.outbox.typing_and_previews import ProgressDisplays
 from retinue.plugins.lifecycle import PluginLoader
 from retinue.plugins.registry import EntryKind, PluginRegistry, SettingsWithPlugins
-from retinue.policy.access.permissions import override_levels
+from retinue.policy.access.operation_permissions import override_levels
 from retinue.runners.attachment_reader import StoredAttachmentReader
 from retinue.runners.base import Runner
 from retinue.runners.external import ExternalRunner
@@ -167,7 +168,7 @@ FIRST_AGENTS = (
 
 
 class ServerParts(Struct, frozen=True, kw_only=True):
-    """Parts that a test or a benchmark replaces or adds."""
+    """Parts of the server that a test or benchmark can replace, and parts that it can add."""
 
     clock: Clock
     ids: IdSource
@@ -194,9 +195,11 @@ class RunningServer(Struct, frozen=True, kw_only=True):
 async def open_server(
     settings: Settings, parts: ServerParts, *, stop: Callable[[], None] | None = None
 ) -> AsyncGenerator[RunningServer]:
-    """Start everything except the API: store, engine, outbox and connectors. On exit, wait for running work.
+    """Start all parts of a server except the API: store, engine, outbox and connectors.
 
-    `stop` is called if another server takes over the database. In that case, the exit raises the reason.
+    When the context exits, the parts are stopped, and active runs get time to finish. If another
+    server takes over the database, `stop` is called, and the context manager raises the error when it
+    exits.
     """
     clock, ids = parts.clock, parts.ids
     taken_over: list[StoreError] = []
@@ -267,7 +270,7 @@ async def open_server(
         own_tools = (
             gateway,
             PermanentAgentTool(lambda: services),
-            *build_cron_tools(lambda: services, OPERATIONS, built_in_tools.file_access),
+            *build_cron_tools(lambda: services, OPERATIONS, built_in_tools.file_services),
         )
         tools: tuple[Tool, ...] = (
             *built_in_tools.tools,
@@ -325,7 +328,7 @@ async def open_server(
             store,
             clock,
             data_dir=settings.home,
-            read_file=partial(read_with_trust, built_in_tools.file_access),
+            read_file=partial(read_with_trust, built_in_tools.file_services),
             count_tokens=tokens_of_text,
             owner=OWNER.name,
             redact=masks.redact,
@@ -398,7 +401,7 @@ async def open_server(
             run_gate=built_in_tools.gates,
             read_checklist=ChecklistReader(
                 clock=clock,
-                read_file=partial(read_with_trust, built_in_tools.file_access),
+                read_file=partial(read_with_trust, built_in_tools.file_services),
                 is_busy=lambda session: store.read(
                     partial(is_session_busy, session=session, now_ms=to_ms(clock.now()))
                 ),
@@ -441,7 +444,7 @@ async def open_server(
             toolbox.set_tools([*tools, *registry.tools(), *brought, *built_in_tools.mcp_servers.list_tools()])
 
         def apply_plugin_change() -> None:
-            """Update the server after a plugin was loaded, unloaded or has failed."""
+            """Update tools, models, runners and permissions after a plugin was loaded or unloaded, or has failed."""
             update_tools()
             model_router.set_built_in([*models, *registry.models()])
             run_in_background(credentials_changed())  # the plugin may add a model provider with its key
@@ -531,7 +534,7 @@ async def open_server(
             new_secret=new_token,
             permission_policy=policy,
             toolbox=toolbox,
-            file_access=built_in_tools.file_access,
+            file_services=built_in_tools.file_services,
             plugins=plugins,
             mcp=built_in_tools.mcp_servers,
             schedule_files=schedule_files,
@@ -621,7 +624,7 @@ def _access_rules(settings: Callable[[], Settings], connector: str) -> AccessSet
 
 
 def _reply_delivery(settings: Callable[[], Settings], connector: str) -> ReplyDelivery:
-    """Return how replies are delivered by a connector. Its own settings override those of the server."""
+    """Return how a connector delivers replies. Settings of the connector override those of the server."""
     now = settings()
     named = now.connectors.get(connector)
     defaults = now.replies.with_defaults()
@@ -663,7 +666,7 @@ def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> ModelFactory:
 
 
 async def _store_plugin_event(store: Store, clock: Clock, plugin: str, change: str, because: str) -> None:
-    """Store the event that a plugin was loaded or unloaded, or has failed."""
+    """Store an event which says that a plugin was loaded or unloaded, or has failed."""
 
     def body(conn: sa.Connection) -> None:
         transaction = Transaction(conn, to_ms(clock.now()))
@@ -686,7 +689,7 @@ def _build_mirror(store: Store, settings: Settings) -> SessionMirror:
 
 
 def _default_permissions(plugins: PluginLoader) -> dict[str, PermissionLevel]:
-    """Return the default permission of each operation, including the operations of plugins."""
+    """Return the permission level that each operation requires by default, including operations of plugins."""
     return {**DEFAULT_PERMISSIONS, **{name: each.permission for name, each in plugins.operations().items()}}
 
 
@@ -703,7 +706,7 @@ def _slot_limits(settings: Settings) -> SlotLimits:
 
 
 def _add_owner_and_agents(conn: sa.Connection, *, first_agents: Sequence[Agent], at_ms: int) -> None:
-    """Add the owner and the first agents on the first start. Later starts change nothing."""
+    """Add the owner and the first agents when the server starts for the first time."""
     if people.find(conn, OWNER.name) is None:
         people.add(conn, OWNER, at_ms=at_ms)
     for agent in first_agents:
@@ -712,7 +715,7 @@ def _add_owner_and_agents(conn: sa.Connection, *, first_agents: Sequence[Agent],
 
 
 async def _store_owner_token(data_dir: Path, store: Store, now: datetime) -> None:
-    """Store the hash of the owner's token. The token itself is only in a file of the data directory."""
+    """Store the hash of the owner's token in the database. The token itself is only in a file in the data directory."""
     token_hash = hash_token(owner_token(data_dir, new_token))
 
     def body(conn: sa.Connection) -> None:
@@ -734,7 +737,7 @@ async def _store_owner_token(data_dir: Path, store: Store, now: datetime) -> Non
 
 
 class _ApiServer(Server):
-    """A uvicorn server that does not handle signals. The caller does, because a stop must also wait for the engine."""
+    """A uvicorn server without signal handlers. The caller handles signals, because a stop must wait for the engine."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -826,7 +829,7 @@ def http_settings_from(settings: Settings, environment: Mapping[str, str]) -> Ht
 
 
 def _reload_settings(config_holder: ConfigHolder) -> None:
-    """Reload the settings on SIGHUP. An invalid file changes nothing."""
+    """Reload the settings on SIGHUP. If the settings file is invalid, the current settings stay in use."""
     try:
         changes = config_holder.reload()
     except RetinueError as error:
@@ -866,7 +869,8 @@ async def _print_startup_message(settings: Settings, services: Services, socket_
 async def _web_address(services: Services, url: str) -> str:
     """Return the web app's address to print.
 
-    On a terminal it contains a single-use sign-in code. Other outputs may be stored, so they get no code.
+    If stdout is a terminal, the address contains a single-use sign-in code. Any other output may be stored, so it does
+    not contain a code.
     """
     if not sys.stdout.isatty():
         return f"{url}/ (to sign in: retinue token code)"
@@ -876,7 +880,7 @@ async def _web_address(services: Services, url: str) -> str:
 
 
 def _command() -> str:
-    """Return how to type the name of this program: as a plain name if it is on the path, or else as a relative path."""
+    """Return the command for this program: `retinue` if it is on the PATH, or else its relative path."""
     beside = Path(sys.executable).with_name("retinue")
     on_path = any(Path(folder, "retinue") == beside for folder in os.environ.get("PATH", "").split(os.pathsep))
     return "retinue" if on_path or not beside.exists() else os.path.relpath(beside)
@@ -887,9 +891,9 @@ def default_parts() -> ServerParts:
 
 
 def _set_up_server_logs(settings: Settings) -> bool:
-    """Log to the data directory, and also to stderr unless stderr goes to a file that is never rotated.
+    """Log to the data directory and to stderr. In the background, log only to the data directory.
 
-    Returns whether the log goes only to the data directory.
+    In the background, stderr is the start log, which is not rotated. Returns whether the server runs in the background.
     """
     in_background = bool(os.environ.pop("RETINUE_BACKGROUND", "")) and settings.logs.file
     set_up_logs(None if in_background else sys.stderr, data_dir=settings.home, logs=settings.logs)
@@ -899,7 +903,7 @@ def _set_up_server_logs(settings: Settings) -> bool:
 def _rename_settings(*, in_background: bool) -> Configuration:
     """Replace old names in the settings files, and return the settings read from them.
 
-    Each renamed setting is logged. `retinue up` prints these lines too, because the log may not be visible.
+    Each renamed setting is logged. `retinue up` prints the renamed settings too, because people may not see the log.
     """
     from retinue.config.settings_upgrade import upgrade_settings_files  # lazy: imports what most starts never need
 
@@ -935,10 +939,10 @@ def run(settings: Settings, parts: ServerParts, *, announce: bool = True, keep_l
 
 
 def speed_up_enums() -> None:
-    """Make access to enum members as fast as any attribute, as it is from Python 3.12 on.
+    """Make access to enum members as fast as in Python 3.12 and later.
 
-    Python 3.11 still has a `__getattr__` on `EnumType` from when members were not attributes. It finds nothing any
-    more, but makes each access ten times slower. A turn with a tool call makes about 500 such accesses.
+    In Python 3.11, `EnumType` has an obsolete `__getattr__`, which makes each access ten times slower. A turn with a
+    tool call makes about 500 such accesses.
     """
     if "__getattr__" in vars(EnumType):
         delattr(EnumType, "__getattr__")

@@ -50,13 +50,13 @@ def build_installation(
 
 
 def render_unit(*, command: Sequence[str], data_dir: str, drain_s: float, keep_specifiers: bool = False) -> str:
-    """Return the text of the unit. With `keep_specifiers`, systemd specifiers such as `%h` are not escaped."""
+    """Return the text of the unit file. With `keep_specifiers`, systemd specifiers such as `%h` are not escaped."""
     quoted = partial(_quote_word, keep_specifiers=keep_specifiers)
     started = " ".join(quoted(word).replace("$", "$$") for word in command)
     return f"""\
 [Unit]
 Description=Retinue, a server for a team of AI agents
-# Stop restarting after a few failures: invalid settings stay invalid.
+# Give up after five failed starts within a minute: a restart does not repair invalid settings.
 StartLimitIntervalSec=60
 StartLimitBurst=5
 
@@ -69,10 +69,10 @@ Environment={quoted(f"RETINUE_HOME={data_dir}")}
 UMask=0077
 Restart=on-failure
 RestartSec=2
-# A stop waits for running work. Work that is still running after that resumes at the next start.
+# A stopping server waits for active runs. Runs that do not finish in time resume at the next start.
 TimeoutStopSec={drain_s + STOP_MARGIN_S:g}
 KillMode=mixed
-# If a tool uses all memory, end the tool and keep the server.
+# If a tool uses up the memory, the kernel kills the tool, and the server continues to run.
 OOMPolicy=continue
 LimitNOFILE=65536
 

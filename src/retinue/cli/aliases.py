@@ -1,4 +1,4 @@
-"""Short commands for frequent use, in addition to `retinue NOUN VERB`, with summaries and examples."""
+"""Short forms of frequent commands, such as `retinue send` for `retinue envelope send`, with their help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
         (),
     ),
-    "down": ("", "Stop the server after active runs have finished.", "retinue down\nretinue down --wait 60", (), ()),
+    "down": ("", "Stop the server. Active runs get time to finish.", "retinue down\nretinue down --wait 60", (), ()),
     "run": (
         "",
         "Start the server in the foreground.",
@@ -77,21 +77,21 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     "sessions": ("session.list", "List recent sessions.", "retinue sessions --limit 50", (), ()),
     "stop": (
         "session.stop",
-        "Stop the current run of a session, and clear its queue.",
+        "Stop the current run of a session, and clear the session's queue.",
         'retinue stop 5e6f7a8b --reason "wrong file"',
         (),
         (),
     ),
     "reset": (
         "session.reset",
-        "Stop the run in a session, and reset the context.",
+        "Stop the current run of a session, and reset the context of the session.",
         'retinue reset 5e6f7a8b "We were at chapter 3."',
         ("session", "message"),
         (),
     ),
     "queue": (
         "session.set_queue",
-        "Set how messages queue while an agent is busy. Without options, use the agent's settings.",
+        "Set how messages are queued during a run. Without options, the agent's settings apply again.",
         "retinue queue 5e6f7a8b --mode steer\nretinue queue 5e6f7a8b",
         (),
         (),
@@ -126,7 +126,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "result": (
         "run.show",
-        "Show how a run ended, and its models, tokens and cost.",
+        "Show how a run ended, and which models, tokens and cost it used.",
         "retinue result 3c6ef362",
         (),
         (),
@@ -134,7 +134,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     "config": ("config.show", "Show the current settings.", "retinue config", (), ()),
     "apply": (
         "config.apply",
-        "Apply the agents, people, schedules and bindings of the settings file.",
+        "Apply the agents, people, schedules and bindings that the settings file declares.",
         "retinue apply --dry-run\nretinue apply",
         (),
         (),
@@ -151,7 +151,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "dry-run": (
         "",
-        "Simulate the coming days on a copy of the data, and show which runs would start and their cost.",
+        "Simulate the schedules of the next days on a copy of the data, and show the runs and their cost.",
         "retinue dry-run\nretinue dry-run --days 7 --all\nretinue dry-run --from 2027-03-27 --days 3\n"
         "retinue dry-run --run-duration 90s --json",
         (),
@@ -159,7 +159,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "service": (
         "",
-        "Print a systemd user unit for the server, and how to install it.",
+        "Print a systemd user unit for the server, and the commands that install it.",
         "retinue service install",
         (),
         (),
@@ -188,7 +188,7 @@ ALIASES: dict[str, CommandAlias] = {
 
 
 def split_command(operation: str) -> tuple[str, str]:
-    """Return the noun and the verb of an operation, as they are typed: kebab-case."""
+    """Return the noun and the verb of an operation as typed on the command line, in kebab-case."""
     noun, _, verb = operation.replace("_", "-").partition(".")
     return noun, verb
 
@@ -204,7 +204,7 @@ NOUN_SUMMARIES: dict[str, str] = {
     "credential": "API keys of model providers, and their status",
     "delegation": "work that agents have given to other agents",
     "envelope": "stored messages",
-    "grant": "permissions that agents have in addition to their rules",
+    "grant": "permissions that were granted to agents, in addition to their rules",
     "heartbeat": "periodic check-ins of agents",
     "hook": "local programs that run after events",
     "identity": "platform ids linked to people",
@@ -216,11 +216,11 @@ NOUN_SUMMARIES: dict[str, str] = {
     "person": "people and their roles",
     "plugin": "installed plugins",
     "poison-message": "inbound messages that could not be processed",
-    "policy": "rules for the use of tools, and their decisions",
+    "policy": "rules about which tools agents may use",
     "preference": "your preferences",
     "questionnaire": "forms that agents ask you to fill in",
-    "reminder": "messages to a person at a set time",
-    "run": "runs and their results",
+    "reminder": "messages that remind a person at a set time",
+    "run": "runs of agents, and their results",
     "schedule": "messages sent at set times, mostly to agents",
     "server": "the server",
     "session": "conversations with agents",

@@ -6,15 +6,16 @@ import os
 import sys
 
 from retinue.cli import operation_command
+from retinue.cli.approval_prompts import DECISION_COMMANDS, add_approval_id, approval_pending_error
 from retinue.cli.chat_session import ChatSession
 from retinue.cli.client import call, get_data_dir
 from retinue.cli.errors import EXIT_FAILED, EXIT_OK, CliError, ServerNotAnswering, find_nearest
-from retinue.cli.output import has_colors, shorten_id
+from retinue.cli.output import has_colors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from typing import Any
 
 READ_BYTES = 64 * 1024
@@ -25,8 +26,6 @@ LOCAL_COMMANDS = {
     "/quit": "leave the chat; sent messages are still processed",
     "//TEXT": "send a text that begins with a slash",
 }
-DECISION_COMMANDS = ("allow", "approve", "deny")  # without an id: the only open approval of this session
-GRANT_SCOPES = ("once", "session", "always", "allow-once", "allow-session", "allow-always")
 
 
 def chat(options: Namespace) -> int:
@@ -73,7 +72,7 @@ def _handle_lines(chat_session: ChatSession, status: dict[str, Any]) -> None:
     if chat_session.is_interactive:
         chat_session.has_failed = False  # each failure was shown when it happened, so the exit code is 0
     elif chat_session.state.awaited_envelopes:
-        chat_session.print_error(_approval_pending_error(list(chat_session.state.open_approvals)))
+        chat_session.print_error(approval_pending_error(list(chat_session.state.open_approvals)))
 
 
 def _show_greeting(chat_session: ChatSession, pending_approvals: int) -> None:
@@ -94,7 +93,7 @@ def _handle_line(chat_session: ChatSession, line: str) -> None:
 
 
 def _dispatch_line(chat_session: ChatSession, line: str) -> None:
-    """Run a line as a local command, or send it as text. The server removes one of two leading slashes."""
+    """Execute a line as a local command, or send it. In a text that begins with `//`, the server removes one slash."""
     if not line.startswith("/") or line.startswith("//"):
         if line and (envelope := _send(chat_session, line)):
             chat_session.wait_for(envelope)
@@ -121,7 +120,7 @@ def _dispatch_line(chat_session: ChatSession, line: str) -> None:
 
 
 def _send(chat_session: ChatSession, text: str) -> str:
-    """Send a text and return its envelope id, or "" if the user stops waiting for the server with Ctrl-C."""
+    """Send a text and return its envelope id. Returns "" if the user presses Ctrl-C to stop waiting for the server."""
     try:
         return chat_session.send(text)
     except KeyboardInterrupt:
@@ -132,37 +131,13 @@ def _send(chat_session: ChatSession, text: str) -> str:
         return ""
 
 
-def add_approval_id(command: str, arguments: str, open_approvals: Sequence[str]) -> str:
-    """Return a slash command with its approval id. The user may omit the id if exactly one approval is open."""
-    first = arguments.partition(" ")[0].casefold()
-    if first and first not in GRANT_SCOPES and not (command == "approve" and first == "deny"):
-        return f"/{command} {arguments}"
-    if len(open_approvals) != 1:
-        raise CliError(
-            "no approval id given",
-            code="approval.id_missing",
-            because=f"this session has {len(open_approvals) or 'no'} pending approvals",
-            try_this=f"/{command} {shorten_id(open_approvals[0]) if open_approvals else 'ID'}",
-        )
-    return f"/{command} {shorten_id(open_approvals[0])} {arguments}".strip()
-
-
-def _approval_pending_error(approvals: list[str]) -> CliError:
-    return CliError(
-        "no answer yet: the agent waits for an approval",
-        code="approval.pending",
-        because="the input ended before a person had decided the approval",
-        try_this=f"retinue allow {shorten_id(approvals[0]) if approvals else 'ID'}",
-    )
-
-
 # Line sources
 
 
 def _read_keyboard(chat_session: ChatSession) -> Generator[str]:
-    """Yield lines typed at a terminal. Events are shown above the prompt until a key is pressed.
+    """Yield lines typed at a terminal. Until a key is pressed, events are shown above the prompt.
 
-    Pressing Ctrl-C twice ends the chat.
+    Pressing Ctrl-C twice at the prompt ends the chat.
     """
     from retinue.cli.line_editor import LineEditor  # imports termios and readline, which only a terminal needs
 
@@ -186,7 +161,7 @@ def _read_keyboard(chat_session: ChatSession) -> Generator[str]:
 
 
 def _read_stdin(chat_session: ChatSession) -> Generator[str]:
-    """Yield lines from stdin: a pipe, a file or a dumb terminal."""
+    """Yield lines from stdin if it is a pipe, a file or a terminal without line editing."""
     fd = sys.stdin.fileno()
     by_hand = sys.stdin.isatty() and sys.stdout.isatty()  # a terminal without cursor control
     waiting = b""
@@ -206,7 +181,7 @@ def _read_stdin(chat_session: ChatSession) -> Generator[str]:
 
 
 def _decode_line(chat_session: ChatSession, line: bytes) -> str:
-    """Decode a line from stdin. If the output is a terminal, echo the line, because it was not typed there."""
+    """Decode a line from stdin. If stdout is a terminal, print the line too, because it was not typed there."""
     try:
         text = line.decode().strip()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """Runs `retinue chat`: sends messages and follows each message to its outcome, across server restarts.
 
-Every message has a random idempotency key, and events are read by cursor. Therefore each message is accepted once, and
-each answer is shown once.
+Every message has a random idempotency key, so a message that is sent again is accepted only once. Events are read from
+a cursor, so each answer is shown once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ChatSession:
         self.view.close()
 
     def find_session(self) -> None:
-        """Find the session that this conversation used before among the recent sessions, and follow it."""
+        """Follow the session of this conversation if it is among the recent sessions."""
         origin = (
             f"terminal:{self._principal}/{self._conversation_name.casefold()}"
             if self._conversation_name
@@ -97,13 +97,13 @@ class ChatSession:
         return sent["envelope"]
 
     def drain_events(self) -> None:
-        """Read the events that the last message caused, such as a switch to another agent."""
+        """Read the events that the last message has caused, such as a switch to another agent."""
         patience = time.monotonic() + DRAIN_EVENTS_S_MAX
         while self.state.cursor < self._sent_cursor and time.monotonic() < patience:
             self._receive_events([])
 
     def wait_for(self, envelope: str, *, through_approvals: bool = False) -> None:
-        """Show events until this envelope has an outcome, or until its run is suspended to wait for a person."""
+        """Show events until this envelope has an outcome, or its run is suspended because it waits for a person."""
         self.interrupts.set_deferring(True)
         self.set_footer(f"{self.agent} is working; Ctrl-C stops it")
         while envelope in self.state.awaited_envelopes:
@@ -137,9 +137,9 @@ class ChatSession:
         return ready
 
     def _follow_switch(self, event: dict[str, Any]) -> None:
-        """Continue the chat with the new agent if this principal switched agents.
+        """Continue the chat with the new agent if this chat's principal has switched to another agent.
 
-        Ignore switches by other principals.
+        A switch by another principal is ignored.
         """
         self.state.pending_switch = None
         if event["by"] == self._principal:
@@ -153,7 +153,7 @@ class ChatSession:
         self.view.set_footer(text if self._is_server_up else "\n".join(filter(None, (SERVER_DOWN_TEXT, text))))
 
     def clear_footer(self) -> None:
-        """Remove the footer, so that other code can write at the bottom of the terminal."""
+        """Clear the bottom line of the terminal, so that other code can write there."""
         self._footer_text = ""
         self.view.set_footer("")
 
@@ -166,7 +166,7 @@ class ChatSession:
         return call("session.stop", {"session": self.session, "reason": reason})
 
     def _stop_on_interrupt(self) -> None:
-        """Stop the session's run after the first Ctrl-C. The result arrives as an event."""
+        """Stop the session's run, because the user pressed Ctrl-C. The outcome arrives as an event."""
         self.set_footer(f"stopping {self.agent}; press Ctrl-C again to leave")
         try:
             self.stop_session()
@@ -190,7 +190,7 @@ class ChatSession:
         return error
 
     def _recover_lost_ends(self) -> None:
-        """Ask for the outcomes of awaited envelopes, because the server has deleted the events after our cursor."""
+        """Request the outcomes of awaited envelopes, because the server has deleted the events after our cursor."""
         try:
             for envelope in list(self.state.awaited_envelopes):
                 self._look_up_end(envelope)
@@ -208,7 +208,7 @@ class ChatSession:
         self.state.show_requested_end(envelope, ending, answer["to"])
 
     def _report_ends(self) -> None:
-        """Report each new outcome: as JSON if the user asked for JSON, and as text if there is no answer to show."""
+        """Report each new outcome: as JSON with `--json`, and as an error or a note if the message was not answered."""
         for envelope in list(self.state.unreported_ends):
             ending = self.state.unreported_ends.pop(envelope)
             if self._prints_json:

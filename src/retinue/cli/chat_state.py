@@ -1,7 +1,7 @@
-"""Builds the state of one session from events and deltas. Pure: it takes events, and calls methods of a view.
+"""Builds the state of one session from events and deltas. It does no I/O: it gets events and calls methods of a view.
 
-Events are authoritative: each arrives once and in order. Deltas arrive earlier and may be lost, repeated or replaced by
-a later attempt. Deltas are therefore used only for unfinished text at the end.
+Events are authoritative: each arrives once and in order. A delta is a piece of streamed text. It arrives before the
+event with the whole text, and may be lost, repeated or replaced. Deltas are used only for text that is still streaming.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
             ...
 
         def show_server_text(self, text: str) -> None:
-            """Show a plain text from the server."""
+            """Show a text that the server itself wrote."""
             ...
 
         def show_end(self, end: EnvelopeEnd) -> None: ...
@@ -52,7 +52,7 @@ ENDED_RUNS_KEPT_MAX = 16
 
 
 class EnvelopeEnd:
-    """The outcome of an envelope or of its run, with the answer if there is one."""
+    """The outcome of an envelope, with the reason and the answer, if there is one."""
 
     def __init__(self, outcome: str, *, because: str = "", answer_id: str | None = None, answer_text: str = "") -> None:
         self.outcome = outcome
@@ -66,7 +66,7 @@ class EnvelopeEnd:
 
 
 class StreamedReply:
-    """The text of one attempt at a model reply, as far as it was streamed."""
+    """The text that was streamed so far in one attempt at a model reply."""
 
     def __init__(self, turn: int, attempt: int) -> None:
         self.turn = turn
@@ -75,7 +75,7 @@ class StreamedReply:
         self.thinking = ""
 
     def add_delta(self, kind: str, offset: int, text: str) -> None:
-        """Append a delta. A repeated delta or a delta after a gap is ignored: the next snapshot contains its text."""
+        """Append a delta. Ignore it if it is a repetition or follows a gap: the next snapshot contains its text."""
         current = self.thinking if kind == "thinking" else self.text
         if offset > len(current) or offset + len(text) <= len(current):
             return
@@ -87,7 +87,7 @@ class StreamedReply:
 
 
 class ChatState:
-    """The state of one session, from the events up to `cursor` that this process has read."""
+    """The state of one session after all events up to `cursor`."""
 
     def __init__(self, view: ChatView, *, cursor: int) -> None:
         self.cursor = cursor
@@ -118,9 +118,9 @@ class ChatState:
             self.unreported_ends[envelope] = end
 
     def show_requested_end(self, envelope: str, end: EnvelopeEnd, recipient: str) -> None:
-        """Show an outcome that was requested because its event was lost.
+        """Show the outcome of an envelope that was requested from the server, because its event may be lost.
 
-        If the event still arrives, the outcome is not shown again.
+        If the event arrives later, the outcome is not shown again.
         """
         if end.answer_id:
             self._shown_answers.add(end.answer_id)
@@ -130,7 +130,7 @@ class ChatState:
 
     @property
     def streamed_reply(self) -> StreamedReply | None:
-        """The reply that is being streamed. Its text becomes visible when the reply before it has been stored."""
+        """The reply that is being streamed, or None. A reply is shown only after the previous reply has been stored."""
         partial = self._streamed_replies.get(self._current_run)
         if partial is None or (self._last_stored_turn is not None and partial.turn != self._last_stored_turn + 1):
             return None
@@ -157,7 +157,7 @@ class ChatState:
                 pass  # a newer server may send events unknown to this version
 
     def _find_streamed_reply(self, data: dict[str, Any]) -> StreamedReply | None:
-        """Return the reply that a delta belongs to. Returns None if that reply has already been stored or replaced."""
+        """Return the reply to which a delta belongs, or None if that reply was already stored or replaced."""
         run, turn, attempt = data["run"], data["turn"], data["attempt"]
         if run in self._ended_runs or (
             run == self._current_run and self._last_stored_turn is not None and turn <= self._last_stored_turn

@@ -24,8 +24,8 @@ def format_approval_request(
 ) -> list[str]:
     """Format an approval with its exact calls and the commands that answer it.
 
-    A longer grant is offered only if the approval allows one, and a permanent one only to the owner.
-    `event` is the event that announces the approval.
+    The commands for a grant that lasts longer are shown only if the approval allows such a grant. A permanent grant is
+    offered only to the owner. `event` is the event that announces the approval.
     """
     id_ = shorten_id(event["approval"])
     calls, grants, reach = event["calls"], event.get("would_grant", ()), event.get("gives", ())
@@ -47,7 +47,7 @@ def format_reset(because: str) -> str:
 
 
 def _format_grantee(event: dict[str, Any]) -> str:
-    """Return the agent that would get the permission, or an empty string if it is the agent that asks."""
+    """Return ` for AGENT` if an agent other than the asking one would get the permission, else an empty string."""
     asker = event.get("agent", "")
     grantee = event.get("grantee") or event.get("for_whom", asker)  # of an event, or of an approval that was listed
     return "" if grantee == asker else f" for {grantee}"
@@ -62,7 +62,7 @@ def format_call_step(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def format_result_step(output: str, *, failed: bool) -> str:
-    """Format a tool result in one line."""
+    """Format a tool result as one line: its first line, shortened, and the number of further lines."""
     lines = [line for line in output.split("\n") if line.strip()]
     first = lines[0].strip() if lines else "(empty)"
     more = f" (and {format_quantity(len(lines) - 1, 'more line')})" if len(lines) > 1 else ""
@@ -70,10 +70,10 @@ def format_result_step(output: str, *, failed: bool) -> str:
 
 
 class PlainView:
-    """Writes to a pipe or a file: each text once, when it is final.
+    """Writes to a pipe or a file. Each text is written once, when it is final.
 
-    Answers go to stdout. With `show_steps`, so does the text between tool calls. Notes go to stderr if that is a
-    terminal. Approvals always go to stderr, because a person must see them.
+    Answers are written to stdout. With `show_steps`, the text between tool calls is written there too. Notes are
+    written to stderr if it is a terminal. Approvals are always written to stderr, because a person must see them.
     """
 
     accepts_commands = False  # whether slash commands such as /why can be typed
@@ -87,13 +87,13 @@ class PlainView:
         self._is_stderr_terminal = err.isatty()
 
     def set_agent(self, agent: str) -> None:
-        """Do nothing: this view does not show the agent's name."""
+        """Do nothing, because this view does not show the agent's name."""
 
     def show_partial(self, thinking: str, text: str, *, is_ours: bool) -> None:
-        """Do nothing: the text may still change."""
+        """Do nothing, because unfinished text may still change."""
 
     def set_footer(self, text: str) -> None:
-        """Do nothing: written lines cannot be erased here."""
+        """Do nothing, because a pipe has no line that could be replaced."""
 
     def show_server_state(self, text: str) -> None:
         """Show on stderr whether the server responds."""
@@ -140,17 +140,17 @@ class PlainView:
         self.show_note([text])
 
     def show_end(self, end: EnvelopeEnd) -> None:
-        """Do nothing: the chat session reports the outcome."""
+        """Do nothing, because the chat session reports the outcome."""
 
     def show_reset(self, because: str) -> None:
         self.show_note([format_reset(because)])
 
     def close(self) -> None:
-        """Do nothing: this view has no unfinished text."""
+        """Do nothing, because this view has no unfinished text."""
 
 
 class TerminalView:
-    """Writes to a terminal: text as it streams, which is redrawn if a later attempt differs."""
+    """Writes to a terminal. Text is shown as it streams, and redrawn if a later attempt of the model differs."""
 
     can_grant_always = False  # whether this user may grant permanently
     accepts_commands = True
@@ -182,7 +182,7 @@ class TerminalView:
         self._paint(self._region.dim, self._region.plain)
 
     def show_server_state(self, text: str) -> None:
-        """Do nothing: the footer shows whether the server responds."""
+        """Do nothing, because the footer shows whether the server responds."""
 
     def show(self, lines: Sequence[str]) -> None:
         self._write_above([escape_controls(line) for line in lines])
@@ -224,7 +224,8 @@ class TerminalView:
     def show_end(self, end: EnvelopeEnd) -> None:
         """Show the end of a run.
 
-        If the run failed, its unfinished text stays, with a mark. Other unfinished text is erased.
+        If the run failed, its unfinished text stays on the screen, marked as interrupted. If the run answered, its
+        unfinished text is erased.
         """
         mark = ""
         if end.is_answered:
@@ -243,21 +244,21 @@ class TerminalView:
         self._finish_region()
 
     def _write_final(self, dim: str, plain: str) -> None:
-        """Replace the streamed text with the final text."""
+        """Replace the streamed text on the screen with its final version."""
         if dim or plain:
             self._write_header()
         self._paint(dim, plain)
         self._finish_region()
 
     def _finish_region(self, mark: str = "") -> None:
-        """Stop updating the streamed text, add a mark below it, then write the deferred lines."""
+        """Leave the streamed text on the screen as it is now, then write the mark and the deferred lines below it."""
         columns, rows = self._get_size()
         self._write(self._region.finish(columns=columns, rows=rows))
         later, self._deferred_lines = self._deferred_lines, []
         self._write_above([*([self._apply_style(DIM, mark)] if mark else []), *later])
 
     def _insert_before(self, lines: Sequence[str]) -> None:
-        """Write lines above the streamed text, because they describe something that happened before it."""
+        """Write lines above the text that is being streamed, because they are about earlier events."""
         columns, rows = self._get_size()
         if not self._region.fits(columns=columns, rows=rows):
             self.show_note(lines)
@@ -268,7 +269,7 @@ class TerminalView:
         self._paint(dim, plain)
 
     def _write_above(self, lines: Sequence[str]) -> None:
-        """Write lines above the footer. While an answer streams, the lines wait until it ends."""
+        """Write lines above the footer. While an answer streams, the lines are deferred until the answer ends."""
         if not self._region.is_empty:
             self._deferred_lines += lines
             return
@@ -314,7 +315,7 @@ class TerminalView:
 class OnceView(TerminalView):
     """Shows the answer to `retinue chat --once` on a terminal.
 
-    The answer streams to stdout, and everything else goes to stderr.
+    The answer is streamed to stdout. Everything else is written to stderr.
     """
 
     accepts_commands = False
@@ -353,7 +354,7 @@ class OnceView(TerminalView):
 
 
 def _write_line(stream: TextIO, text: str) -> None:
-    """Write a line. On a terminal, control characters are escaped."""
+    """Write a line to the stream. If it is a terminal, escape control characters."""
     sys.stdout.flush()
     stream.write((escape_controls(text) if stream.isatty() else text) + "\n")
     stream.flush()

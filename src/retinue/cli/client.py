@@ -65,7 +65,7 @@ def get_data_dir() -> str:
 
 
 def _read_server_file(name: str) -> str:
-    """Read a file that the server wrote into the data directory for clients."""
+    """Return the content of a file that the server writes for clients, such as the path of its socket."""
     path = os.path.join(get_data_dir(), name)
     try:
         with open(path, encoding="utf-8") as file:
@@ -77,13 +77,14 @@ def _read_server_file(name: str) -> str:
 
 
 def has_server_url() -> bool:
-    """Whether `RETINUE_URL` is set, so that the command uses it instead of the socket in the data directory."""
+    """Whether `RETINUE_URL` is set. Commands then connect to this URL instead of the socket in the data directory."""
     return bool(os.environ.get("RETINUE_URL"))
 
 
 def _get_token() -> str:
-    """Return the token for requests: `RETINUE_TOKEN` if it is set, as in an agent's commands, or else the owner's
-    token.
+    """Return the token for requests: `RETINUE_TOKEN` if it is set, otherwise the owner's token.
+
+    For commands that an agent runs, the server sets `RETINUE_TOKEN`.
     """
     return os.environ.get("RETINUE_TOKEN") or _read_server_file("owner-token")
 
@@ -91,13 +92,13 @@ def _get_token() -> str:
 def _connect(timeout_s: float, *, sends_token: bool = True) -> tuple[_socket.socket, str]:
     """Connect to the server. Returns the socket and the value for the Host header."""
     if has_server_url():
-        from retinue.cli.tcp import connect, parse_url
+        from retinue.cli.tcp_connection import connect, parse_url
 
         return connect(parse_url(os.environ["RETINUE_URL"]), timeout_s, sends_token=sends_token)
     try:
         path = _read_server_file("socket")
     except ServerNotAnswering:
-        from retinue.cli.tcp import connect_recorded
+        from retinue.cli.tcp_connection import connect_recorded
 
         if (connection := connect_recorded(get_data_dir(), timeout_s)) is not None:
             return connection
@@ -115,7 +116,7 @@ def _connect(timeout_s: float, *, sends_token: bool = True) -> tuple[_socket.soc
 def _build_request(
     method: str, path: str, host: str, body: bytes = b"", *, key: str = "", token: str | None = None
 ) -> bytes:
-    """Build a request. `token` defaults to the caller's token. An empty `token` omits the Authorization header."""
+    """Return the bytes of a request. The default of `token` is the caller's token. If it is empty, no token is sent."""
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
     if bearer := _get_token() if token is None else token:
         head += f"Authorization: Bearer {bearer}\r\n"
@@ -209,7 +210,7 @@ class ChunkedDecoder:
 def call_raw(
     operation: str, parameters: dict[str, Any] | None = None, *, key: str = "", timeout_s: float = CALL_TIMEOUT_S
 ) -> bytes:
-    """Call an operation and return the response body. Calls with the same idempotency key have one effect."""
+    """Call an operation and return the response body. A repeated idempotency key has no second effect."""
     body = json.dumps(parameters or {}).encode()
     path = "/api/" + operation.replace(".", "/")
     return _send_request(lambda host: _build_request("POST", path, host, body, key=key), timeout_s=timeout_s)
@@ -245,7 +246,7 @@ def list_plugin_operations() -> list[Any]:
 
 
 def redeem_invitation(invitation: str) -> dict[str, Any]:
-    """Redeem an invitation. The caller has no token yet, so none is sent."""
+    """Exchange an invitation for a token. The request contains no token, because the caller does not have one yet."""
     body = json.dumps({"invitation": invitation}).encode()
     return json.loads(
         _send_request(
@@ -267,8 +268,8 @@ def parse_error(body: bytes) -> ApiError:
 def send_until_accepted(envelope: dict[str, Any], *, wait_s: float, on_waiting: Callable[[], None]) -> dict[str, Any]:
     """Send an envelope, and retry until it is accepted. The idempotency key ensures that it is accepted only once.
 
-    Waits at most `wait_s` for a server that is down, and longer if the connection broke after the request was sent.
-    Calls `on_waiting` once, before the first retry.
+    If the server is not running, this waits at most `wait_s` for it. It waits longer if the connection broke after the
+    request was sent. `on_waiting` is called once, before the first retry.
     """
     began_at = time.monotonic()
     pause_s = RETRY_FIRST_S
@@ -289,7 +290,7 @@ def send_until_accepted(envelope: dict[str, Any], *, wait_s: float, on_waiting: 
 
 
 class EventStream:
-    """A stream of a session's events after a cursor, and of its deltas. Has a `fileno()` for `select`."""
+    """A connection that receives a session's deltas, and its events after a cursor. `fileno()` is for `select`."""
 
     def __init__(self, *, after: int, session: str) -> None:
         self._link, host = _connect(STREAM_HEAD_TIMEOUT_S)
@@ -317,7 +318,7 @@ class EventStream:
         self._link.close()
 
     def receive(self) -> list[tuple[str, dict[str, Any]]]:
-        """Receive bytes and return the events that are complete. Blocks until bytes arrive, so use `select` first."""
+        """Receive bytes and return the events that are now complete. This blocks, so call `select` first."""
         try:
             self._buffer += self._chunks.feed(_receive(self._link))
             if self._chunks.is_complete:

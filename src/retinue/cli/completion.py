@@ -62,7 +62,7 @@ def _list_options(parser: CommandParser) -> list[str]:
 
 
 def _list_choices(parser: CommandParser) -> list[tuple[str, str]]:
-    """Return each option with choices, and its choices separated by spaces."""
+    """Return each option that has a fixed set of values, with these values separated by spaces."""
     return [
         (option, " ".join(map(str, action.choices)))
         for action in parser._actions  # pyright: ignore[reportPrivateUsage]
@@ -72,7 +72,7 @@ def _list_choices(parser: CommandParser) -> list[tuple[str, str]]:
 
 
 def _build_parsers() -> list[tuple[str, str, CommandParser]]:
-    """Return the parser of every command, with the command's first and second word. An alias has no second word."""
+    """Return the first word, second word and parser of every command. A short command has no second word."""
     found = [(name, "", build_alias_parser(name)) for name in ALIASES]
     return found + [(*split_command(each[0]), build_operation_parser(each)) for each in OPERATIONS]
 

@@ -1,4 +1,4 @@
-"""Runs `retinue connector add`: prompts for missing values at a terminal. Programs pass all values as options."""
+"""Prompts for missing values in `retinue connector add` if it runs at a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def prompt_for_parameters(parameters: JsonObject) -> JsonObject:
     """Return the parameters, after prompting for missing values.
 
-    Secrets are read without echo and kept out of history.
+    Secrets are read without echo and are not stored in the history of the terminal.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return parameters
@@ -45,7 +45,7 @@ def _fetch_platforms() -> list[JsonObject]:
 
 
 def _find_unanswered(questions: list[JsonObject], parameters: JsonObject) -> list[JsonObject]:
-    """Return the questions whose settings were not given as options."""
+    """Return the questions about settings that were not given as options."""
     given = {key for part in ("settings", "answers", "secrets") for key in parameters.get(part) or ()}
     return [each for each in questions if not {each["key"], f"{each['key']}_env", f"{each['key']}_file"} & given]
 

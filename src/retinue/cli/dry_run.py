@@ -1,4 +1,4 @@
-"""Runs `retinue dry-run`: simulates the coming days on a copy in a child process, and prints a report."""
+"""Runs `retinue dry-run`: a child process simulates the next days on a copy of the data. Prints its report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_dry_run(options: Namespace) -> int:
         raise CliError(
             "cannot do a dry run of a remote server",
             code="dry_run.remote_server",
-            because="a dry run needs a copy of the store",
+            because="a dry run copies the data directory of a server on this machine",
             try_this="unset RETINUE_URL, or run this on the machine of the server",
         )
     request = {
@@ -62,7 +62,7 @@ def _run_child(request_json: str) -> bytes:
 
 
 def format_report(report: JsonObject, *, all_runs: bool) -> list[str]:
-    """Format a dry-run report. The summary comes last, because the end stays visible on a terminal."""
+    """Format the report of a dry run. The summary comes last, so that it is visible at the end of the output."""
     width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else DEFAULT_WIDTH
     runs, skips = report["runs"], report["skips"]
     shown = len(runs) if all_runs else RUNS_SHOWN_MAX
@@ -134,7 +134,7 @@ def _build_run_row(run: JsonObject) -> JsonObject:
 
 
 def _format_late_start(run: JsonObject) -> str:
-    """Return the start time of a run that started late because its agent or all slots were busy."""
+    """Return when a run started, or an empty string if it started on time. A run is late if no slot was free."""
     return "" if run["started_at"] == run["at"] else _format_time(run["started_at"])
 
 

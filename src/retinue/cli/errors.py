@@ -51,7 +51,8 @@ class UsageError(CliError):
 class ServerNotAnswering(CliError):
     """No server is running, or the connection to the server was lost.
 
-    `may_have_arrived` is true if the connection was lost after the request was sent.
+    `may_have_arrived` is true if the connection was lost after the request was sent. The server may then have executed
+    the request.
     """
 
     def __init__(self, because: str, *, may_have_arrived: bool = False) -> None:

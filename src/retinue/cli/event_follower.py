@@ -1,4 +1,4 @@
-"""Follows a session's events across server restarts. The cursor ensures that each event is applied once."""
+"""Follows a session's events across server restarts. Events are read from a cursor, so each is applied once."""
 
 from __future__ import annotations
 

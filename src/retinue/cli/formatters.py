@@ -1,6 +1,6 @@
-"""Formats the responses of operations.
+"""Formats the responses of operations for the terminal and for pipes.
 
-Some have a special layout. Others become `key: value` lines, and lists become blocks or tables.
+Some responses have a special layout. All others become `key: value` lines, and lists become blocks or tables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COLUMN_MIN, COLUMN_MAX = 8, 60
 
 
 def format_lines(operation: str, data: JsonObject) -> list[str]:
-    """Format a response as lines, for files, pipes and programs that search for keys."""
+    """Format a response as lines for a file or pipe."""
     special = LINE_FORMATTERS.get(operation)
     return special(data) if special else format_plain(data)
 
@@ -67,7 +67,7 @@ def _get_rows(value: Any) -> list[JsonObject]:
 
 
 def _is_instance(value: object, type_: type) -> bool:
-    """Like `isinstance`, without narrowing the type: the contents of a JSON value stay `Any`."""
+    """Like `isinstance`, but the type checker does not narrow the type, so the items of a JSON value stay `Any`."""
     return isinstance(value, type_)
 
 
@@ -100,7 +100,7 @@ def _format_value(key: str, value: Any) -> list[str]:
 def format_table(rows: list[JsonObject], width: int, columns: tuple[str, ...] | None = None) -> list[str]:
     """Format a list of objects as a table, with one line per row. Columns without values are omitted.
 
-    Cells that do not fit are truncated visibly. If the table is still too wide, the last columns are dropped.
+    A cell that does not fit is cut and ends with `…`. If the table is still too wide, the last columns are omitted.
     """
     names = list(columns or dict.fromkeys(key for row in rows for key in row if key != "short"))
     names = [name for name in names if any(_format_cell(row, name) for row in rows)]

@@ -1,4 +1,4 @@
-"""Formats the text of `retinue help`: an overview, or the verbs of one noun."""
+"""Formats the help texts of `retinue --help` (an overview) and `retinue NOUN` (the verbs of a noun)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ exit codes:
   1  failed, or a message was not answered; the reason is on stderr
   2  invalid command line
   3  no server is running
-  4  ambiguous short id; the matches are listed on stderr"""
+  4  ambiguous short id; the matching ids are listed on stderr"""
 
 
 def format_overview() -> str:

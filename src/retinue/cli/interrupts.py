@@ -9,8 +9,8 @@ import signal
 class InterruptHandler:
     """Handles Ctrl-C.
 
-    While the handler defers interrupts, the first Ctrl-C only makes `fd` readable. Each further Ctrl-C raises
-    KeyboardInterrupt.
+    After `set_deferring(True)`, the first Ctrl-C only makes the file descriptor `fd` readable. Every other Ctrl-C
+    raises `KeyboardInterrupt`.
     """
 
     def __init__(self) -> None:

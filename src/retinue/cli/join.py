@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def join(options: Namespace) -> int:
-    """Redeem an invitation and print the token with the commands that use it. Nothing is written to disk."""
+    """Redeem an invitation, and print the token and how to use it. The token is not written to disk."""
     joined = client.redeem_invitation(options.invitation)
     if options.json:
         print_lines([json.dumps(joined, ensure_ascii=False)])

@@ -1,4 +1,4 @@
-"""Reads edited lines from a terminal, and keeps text typed ahead from disturbing the output."""
+"""Reads lines from a terminal with line editing. Text that is typed during output does not disturb the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ except ImportError:
 
 
 class LineEditor:
-    """Reads lines from a terminal. Between prompts, echo is off and typed text is kept for the next prompt."""
+    """Reads lines from a terminal. Between prompts, typed text is not echoed, and appears at the next prompt."""
 
     def __init__(self, *, use_colors: bool) -> None:
         self.fd = sys.stdin.fileno()

@@ -1,7 +1,7 @@
 """Computes what to write to update the last rows of a terminal while an answer grows.
 
-Pure: strings in, strings out. Callers pass text through `escape_controls` first, so no text can move the cursor,
-recolor the screen or hide part of an approval.
+This module does no I/O: it returns the text to write. Callers pass text through `escape_controls` first, so that no
+text can move the cursor, change colors or hide part of an approval.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _REPLACEMENTS = {code: 0x2400 + code if code < 0x20 else 0xFFFD for code in _CON
 
 
 def escape_controls(text: str) -> str:
-    """Replace every character that would control a terminal with a visible one."""
+    """Replace every control character with a visible symbol, so that the text cannot control a terminal."""
     return text.replace("\r\n", "\n").translate(_REPLACEMENTS)
 
 
 def get_char_width(char: str) -> int:
-    """Return the number of columns that a character takes."""
+    """Return the number of terminal columns that a character occupies."""
     if char < "\u0300":
         return 1
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
@@ -43,7 +43,7 @@ def get_char_width(char: str) -> int:
 def find_row_starts(text: str, columns: int) -> list[int]:
     """Return the offset at which each screen row of a text starts, as the terminal wraps it.
 
-    A row that is exactly full does not start the next one: terminals wait for one more character.
+    If a row is exactly full, the next row starts only when one more character follows, as in terminals.
     """
     starts = [0]
     begin = 0
@@ -88,8 +88,8 @@ def common_prefix_length(one: str, other: str) -> int:
 class LiveRegion:
     """The bottom rows of the screen that may still change: dim text, plain text, and a dim footer below.
 
-    Text that only grows is appended. If earlier text changes, the rows from the change on are erased and rewritten. If
-    these rows have scrolled off the screen, all text is repeated below a line that says so.
+    If text was only added, it is appended. If earlier text has changed, the rows from the change on are erased and
+    rewritten. If these rows have scrolled off the screen, the whole text is written again below a line that says so.
     """
 
     def __init__(self, *, use_colors: bool) -> None:
@@ -115,7 +115,7 @@ class LiveRegion:
         return len(find_row_starts(self._full_text(), max(columns, 2))) <= rows
 
     def extend(self, dim: str, plain: str, *, columns: int, rows: int) -> str:
-        """Draw streamed text. If the new text is only a prefix of the text on the screen, the longer text stays."""
+        """Draw streamed text. If it is only a prefix of the text on the screen, change nothing."""
         if _join_texts(self._dim, self._plain).startswith(_join_texts(dim, plain)):
             dim, plain = self._dim, self._plain
         return self.paint(dim, plain, "", columns=columns, rows=rows)
@@ -142,7 +142,7 @@ class LiveRegion:
         return "\r" + (f"\x1b[{up}A" if up else "") + "\x1b[J" + self._style_from(after, starts[row])
 
     def finish(self, *, columns: int, rows: int) -> str:
-        """Leave the text on the screen for good, remove the footer and move the cursor below the text."""
+        """End the region: its text stays on the screen, the footer is erased, and the cursor moves below the text."""
         written = self.paint(self._dim, self._plain, "", columns=columns, rows=rows)
         whole = self._full_text()
         self._dim = self._plain = ""
@@ -152,7 +152,7 @@ class LiveRegion:
         return _append_footer(_join_texts(self._dim, self._plain), self._footer)
 
     def _style_from(self, text: str, begin: int) -> str:
-        """Return the text from position `begin` on, with its styles."""
+        """Return the text from the offset `begin` on, with escape sequences for dim text."""
         dim_end = len(self._dim)
         plain_end = len(_join_texts(self._dim, self._plain))
         parts = (

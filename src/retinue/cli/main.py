@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_and_report(arguments: list[str]) -> int:
-    """Run a command. Every expected error ends as text on stderr and an exit code."""
+    """Run a command and return its exit code. An expected error is printed to stderr."""
     from retinue.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, CliError
     from retinue.cli.output import configure_stream, print_error
 
@@ -95,7 +95,7 @@ def _print_version() -> int:
 def _exec_module(module: str, *arguments: str) -> int:
     """Replace this process with a Python module of the server.
 
-    `-P` keeps the working directory off `sys.path`, because the files there may belong to another project.
+    `-P` keeps the working directory off `sys.path`, because it may contain Python files of another project.
     """
     import os
 
@@ -104,7 +104,7 @@ def _exec_module(module: str, *arguments: str) -> int:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null. Its reader has closed the pipe, and the interpreter flushes stdout at exit."""
+    """Redirect stdout to /dev/null, so that flushing it at exit does not fail after its reader closed the pipe."""
     import os
 
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,7 +1,7 @@
 """Runs `retinue mcp serve`: an MCP server on stdin and stdout that forwards every request to the server.
 
-For MCP clients that start their servers themselves. Requests use `RETINUE_TOKEN`, or the owner's token from the data
-directory.
+It is for MCP clients that start MCP servers as child processes. Requests use the token in `RETINUE_TOKEN`, otherwise
+the owner's token from the data directory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def serve(agent: str = "", *, stdin: BinaryIO | None = None, stdout: BinaryIO | 
 
 
 def _forward_request(path: str, line: bytes) -> bytes:
-    """Forward one request and return the server's response. A connection error is returned as a response too."""
+    """Forward one request and return the server's response. A connection error is returned as a JSON-RPC error."""
     try:
         build_request = client._build_request  # pyright: ignore[reportPrivateUsage]
         send_request = client._send_request  # pyright: ignore[reportPrivateUsage]

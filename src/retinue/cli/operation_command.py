@@ -53,7 +53,7 @@ def run_operation(options: Namespace) -> int:
 
 
 def collect_parameters(options: Namespace) -> dict[str, Any]:
-    """Return the parameters that the user typed. Others are omitted, so that the operation's defaults apply."""
+    """Return the parameters that the user gave. All others are omitted, so that the operation's defaults apply."""
     from retinue.cli.parser import NULL, find_operation, to_dest
 
     parameters: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def collect_parameters(options: Namespace) -> dict[str, Any]:
 
 
 def run_send(options: Namespace, parameters: dict[str, Any]) -> int:
-    """Send an envelope until it is accepted. The idempotency key makes it safe to retry after a lost response."""
+    """Send an envelope, and retry until the server accepts it. The idempotency key prevents duplicates."""
     parameters["key"] = parameters.get("key") or os.urandom(16).hex()
     try:
         sent = send_until_accepted(parameters, wait_s=options.wait, on_waiting=_print_waiting)
@@ -100,7 +100,7 @@ def _print_waiting() -> None:
 def run_call(options: Namespace, parameters: dict[str, Any]) -> int:
     """Call an operation and print the response.
 
-    If no server is running, some operations are answered from the store.
+    If no server is running, some operations are performed by a child process that reads the store.
     """
     import json
 
@@ -123,7 +123,7 @@ def run_call(options: Namespace, parameters: dict[str, Any]) -> int:
 
 
 def find_problem(operation: str, response: dict[str, Any]) -> CliError | None:
-    """Return an error if a successful response reports a problem, such as a failed check."""
+    """Return an error if the response reports a problem, such as a failed check. Otherwise return None."""
     if operation == "server.ledger" and not response["ok"]:
         return CliError(
             "the ledger is inconsistent",
@@ -135,7 +135,7 @@ def find_problem(operation: str, response: dict[str, Any]) -> CliError | None:
         return CliError(
             "the doctor found problems",
             code="server.unhealthy",
-            because="they are listed above",
+            because="at least one of the checks above failed",
             try_this="take the next step of each problem, then run retinue doctor again",
         )
     if operation == "connector.test" and not response["ok"]:
@@ -165,7 +165,7 @@ def _format_response(operation: str, response: dict[str, Any]) -> list[str]:
 
 
 def run_offline(operation: str, parameters: dict[str, Any]) -> bytes:
-    """Answer an operation without a server: a child process takes the instance lock and reads the store."""
+    """Perform an operation without a server. A child process takes the instance lock and reads the store."""
     import json
     import subprocess
 
@@ -183,7 +183,7 @@ def run_offline(operation: str, parameters: dict[str, Any]) -> bytes:
 
 
 def read_text(value: str) -> str:
-    """Return the given text. For `-`, return the text from stdin without the newline that tools append."""
+    """Return the given text. For `-`, return the text from stdin, without a newline at its end."""
     if value != "-":
         return value
     data = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
@@ -224,10 +224,11 @@ def _read_attachments(paths: list[str]) -> list[dict[str, str]]:
             with open(path, "rb") as file:
                 data = file.read(left + 1)
         except OSError as error:
+            reason = (error.strerror or str(error)).lower()
             raise CliError(
                 f"cannot attach '{path}'",
                 code="attachment.unreadable",
-                because=(error.strerror or str(error)).lower(),
+                because=reason,
                 try_this="check the path and its permissions",
             ) from None
         left -= len(data)

@@ -1,4 +1,4 @@
-"""The operations as the CLI knows them. Made from their declarations by `make generate`."""
+"""The table of operations for the CLI. Generated from their declarations by `make generate`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     # name, option, kind, flags (of: required repeated nullable positional), default, choices, help
     Parameter = tuple[str, str, str, str, str | int | float | bool | None, tuple[str, ...], str]
-    # name, summary, whether it has an effect, the level it needs, parameters
+    # name, summary, whether it has an effect, minimum permission level, parameters
     Operation = tuple[str, str, bool, str, tuple[Parameter, ...]]
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -201,27 +201,8 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("limit", "--limit", "number", "", 10, (), "maximum number of results"),
             ("agent", "--agent", "text", "", "", (), "only sessions of this agent"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
             ("archived", "--archived", "boolean", "", False, (), "include archived sessions"),
-        ),
-    ),
-    (
-        "session.history",
-        "Show the records of a session.",
-        False,
-        "restricted",
-        (
-            (
-                "session",
-                "--session",
-                "text",
-                "required positional",
-                None,
-                (),
-                "id of a session, or at least its first 8 digits",
-            ),
-            ("limit", "--limit", "number", "", 50, (), "maximum number of results"),
-            ("before", "--before", "number", "", None, (), "`next` from the previous page"),
         ),
     ),
     (
@@ -331,10 +312,66 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     (
-        "session.delete",
-        "Delete a session.",
+        "session.stop",
+        "Stop the run in a session.",
         True,
-        "standard",
+        "restricted",
+        (
+            (
+                "session",
+                "--session",
+                "text",
+                "required positional",
+                None,
+                (),
+                "id of a session, or at least its first 8 digits",
+            ),
+            ("reason", "--reason", "text", "", "asked to stop", (), "reason, stored with the stopped run"),
+            ("clear", "--clear", "boolean", "", True, (), "clear the waiting envelopes"),
+        ),
+    ),
+    (
+        "session.reset",
+        "Stop the run in a session, and reset the context.",
+        True,
+        "restricted",
+        (
+            (
+                "session",
+                "--session",
+                "text",
+                "required positional",
+                None,
+                (),
+                "id of a session, or at least its first 8 digits",
+            ),
+            ("message", "--message", "long_text", "", "", (), "text to keep in the new context"),
+        ),
+    ),
+    (
+        "session.history",
+        "Show the records of a session.",
+        False,
+        "restricted",
+        (
+            (
+                "session",
+                "--session",
+                "text",
+                "required positional",
+                None,
+                (),
+                "id of a session, or at least its first 8 digits",
+            ),
+            ("limit", "--limit", "number", "", 50, (), "maximum number of results"),
+            ("before", "--before", "number", "", None, (), "`next` of the previous page; default: the first page"),
+        ),
+    ),
+    (
+        "session.state",
+        "Show the current state of a session.",
+        False,
+        "restricted",
         (
             (
                 "session",
@@ -381,125 +418,6 @@ OPERATIONS: tuple[Operation, ...] = (
                 "id of a session, or at least its first 8 digits",
             ),
             ("person", "--person", "text", "required positional", None, (), "name of a person"),
-        ),
-    ),
-    (
-        "session.state",
-        "Show the current state of a session.",
-        False,
-        "restricted",
-        (
-            (
-                "session",
-                "--session",
-                "text",
-                "required positional",
-                None,
-                (),
-                "id of a session, or at least its first 8 digits",
-            ),
-        ),
-    ),
-    (
-        "session.stop",
-        "Stop the run in a session.",
-        True,
-        "restricted",
-        (
-            (
-                "session",
-                "--session",
-                "text",
-                "required positional",
-                None,
-                (),
-                "id of a session, or at least its first 8 digits",
-            ),
-            ("reason", "--reason", "text", "", "asked to stop", (), "reason, stored with the stopped run"),
-            ("clear", "--clear", "boolean", "", True, (), "clear the waiting envelopes"),
-        ),
-    ),
-    (
-        "session.reset",
-        "Stop the run in a session, and reset the context.",
-        True,
-        "restricted",
-        (
-            (
-                "session",
-                "--session",
-                "text",
-                "required positional",
-                None,
-                (),
-                "id of a session, or at least its first 8 digits",
-            ),
-            ("message", "--message", "long_text", "", "", (), "text to keep in the new context"),
-        ),
-    ),
-    (
-        "session.set_queue",
-        "Set how messages queue while a run is active.",
-        True,
-        "standard",
-        (
-            (
-                "session",
-                "--session",
-                "text",
-                "required positional",
-                None,
-                (),
-                "id of a session, or at least its first 8 digits",
-            ),
-            (
-                "mode",
-                "--mode",
-                "choice",
-                "",
-                None,
-                ("collect", "followup", "steer", "steer-backlog", "interrupt"),
-                "how a message is handled while a run is active",
-            ),
-            ("cap", "--cap", "number", "", None, (), "maximum number of waiting envelopes"),
-            (
-                "overflow",
-                "--overflow",
-                "choice",
-                "",
-                None,
-                ("refuse", "oldest", "summarize"),
-                "what happens when `cap` is reached",
-            ),
-            (
-                "debounce_s",
-                "--debounce-s",
-                "decimal",
-                "",
-                None,
-                (),
-                "seconds without a new message before waiting envelopes are read",
-            ),
-        ),
-    ),
-    (
-        "approval.answer",
-        "Answer an approval: allow or deny the calls.",
-        True,
-        "restricted",
-        (
-            (
-                "id",
-                "--id",
-                "text",
-                "required positional",
-                None,
-                (),
-                "id of an approval, or at least its first 8 digits",
-            ),
-            ("allow", "--allow", "boolean", "required", None, (), "allow the calls; otherwise they are denied"),
-            ("scope", "--scope", "choice", "", "once", ("once", "session", "always"), "how long the permission lasts"),
-            ("because", "--because", "text", "", "", (), "comment on the decision, which the agent reads"),
         ),
     ),
     (
@@ -592,7 +510,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "session.transcript",
-        "Read a conversation as people see it, newest page first.",
+        "Read a conversation with the original texts of its messages, newest page first.",
         False,
         "restricted",
         (
@@ -648,7 +566,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             ("until", "--until", "text", "", "", (), "only runs started at or before this time"),
             ("limit", "--limit", "number", "", 20, (), "maximum number of results"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -674,7 +592,27 @@ OPERATIONS: tuple[Operation, ...] = (
                 "list decided and expired approvals instead of pending ones",
             ),
             ("limit", "--limit", "number", "", 20, (), "maximum number of results"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
+        ),
+    ),
+    (
+        "approval.answer",
+        "Answer an approval: allow or deny the calls.",
+        True,
+        "restricted",
+        (
+            (
+                "id",
+                "--id",
+                "text",
+                "required positional",
+                None,
+                (),
+                "id of an approval, or at least its first 8 digits",
+            ),
+            ("allow", "--allow", "boolean", "required", None, (), "allow the calls; otherwise they are denied"),
+            ("scope", "--scope", "choice", "", "once", ("once", "session", "always"), "how long the permission lasts"),
+            ("because", "--because", "text", "", "", (), "comment on the decision, which the agent reads"),
         ),
     ),
     (
@@ -779,7 +717,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "required",
                 None,
                 ("before", "after", "request"),
-                "what to remove: everything before or after the request that has the record, or that request",
+                "what to remove: all requests before or after the one that contains the record, or this one",
             ),
             (
                 "revision",
@@ -817,6 +755,23 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     (
+        "session.delete",
+        "Delete a session.",
+        True,
+        "standard",
+        (
+            (
+                "session",
+                "--session",
+                "text",
+                "required positional",
+                None,
+                (),
+                "id of a session, or at least its first 8 digits",
+            ),
+        ),
+    ),
+    (
         "session.queued",
         "List the envelopes that wait in a session, in the order in which they will be read.",
         False,
@@ -835,6 +790,51 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     (
+        "session.set_queue",
+        "Set how messages queue while a run is active.",
+        True,
+        "standard",
+        (
+            (
+                "session",
+                "--session",
+                "text",
+                "required positional",
+                None,
+                (),
+                "id of a session, or at least its first 8 digits",
+            ),
+            (
+                "mode",
+                "--mode",
+                "choice",
+                "",
+                None,
+                ("collect", "followup", "steer", "steer-backlog", "interrupt"),
+                "how a message is handled while a run is active",
+            ),
+            ("cap", "--cap", "number", "", None, (), "maximum number of waiting envelopes"),
+            (
+                "overflow",
+                "--overflow",
+                "choice",
+                "",
+                None,
+                ("refuse", "oldest", "summarize"),
+                "what happens when `cap` is reached",
+            ),
+            (
+                "debounce_s",
+                "--debounce-s",
+                "decimal",
+                "",
+                None,
+                (),
+                "time without a new message before a run reads the waiting envelopes, in seconds",
+            ),
+        ),
+    ),
+    (
         "delegation.list",
         "List delegations between agents.",
         False,
@@ -843,12 +843,12 @@ OPERATIONS: tuple[Operation, ...] = (
             ("session", "--session", "text", "positional", "", (), "only delegations made from this session"),
             ("open", "--open", "boolean", "", False, (), "list only delegations without a result"),
             ("limit", "--limit", "number", "", 50, (), "maximum number of results"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
         "delegation.stop",
-        "Stop a delegation, and all delegations that it led to.",
+        "Stop a delegation, and all delegations that its run made in turn.",
         True,
         "restricted",
         (
@@ -873,7 +873,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ("session", "--session", "text", "positional", "", (), "only subagents started from this session"),
             ("all", "--all", "boolean", "", False, (), "include subagents whose session was archived or deleted"),
             ("limit", "--limit", "number", "", 20, (), "maximum number of results"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -902,7 +902,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("id", "--id", "text", "required positional", None, (), "id of a subagent, or at least its first 8 digits"),
             ("limit", "--limit", "number", "", 50, (), "maximum number of results"),
-            ("before", "--before", "number", "", None, (), "`next` from the previous page"),
+            ("before", "--before", "number", "", None, (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -948,7 +948,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "runner, which takes the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
+                "runner that performs the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
             ),
             ("external_url", "--external-url", "text", "", None, (), "URL of an external agent"),
             (
@@ -1080,7 +1080,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "seconds without a new message before waiting envelopes are read",
+                "time without a new message before a run reads the waiting envelopes, in seconds",
             ),
             (
                 "reset_daily_at",
@@ -1328,7 +1328,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "maximum number of characters besides HEARTBEAT_OK in a reply that is not an alert",
+                "a reply with HEARTBEAT_OK is an alert if it has more than this many other characters",
             ),
             (
                 "sandbox_mode",
@@ -1514,7 +1514,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "runner, which takes the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
+                "runner that performs the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
             ),
             ("external_url", "--external-url", "text", "", None, (), "URL of an external agent"),
             (
@@ -1646,7 +1646,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "seconds without a new message before waiting envelopes are read",
+                "time without a new message before a run reads the waiting envelopes, in seconds",
             ),
             (
                 "reset_daily_at",
@@ -1894,7 +1894,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "maximum number of characters besides HEARTBEAT_OK in a reply that is not an alert",
+                "a reply with HEARTBEAT_OK is an alert if it has more than this many other characters",
             ),
             (
                 "sandbox_mode",
@@ -2072,7 +2072,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("name", "--name", "text", "required positional", None, (), "name of an agent"),
             ("limit", "--limit", "number", "", 20, (), "maximum number of results"),
-            ("before", "--before", "number", "", None, (), "`next` from the previous page"),
+            ("before", "--before", "number", "", None, (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -2553,7 +2553,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 False,
                 (),
-                "also end and delete all runs, and replace all schedules, bindings and tokens of agents",
+                "also delete all runs, all other schedules and bindings, and replace the tokens of agents",
             ),
         ),
     ),
@@ -2627,7 +2627,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             ("text", "--text", "long_text", "", "", (), "only entries that contain this text (case-insensitive)"),
             ("limit", "--limit", "number", "", 100, (), "maximum number of results"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -2740,7 +2740,15 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             ("from", "--from", "text", "", "", (), "first day: 2026-11-15, or -7D; default: 30 days ago"),
             ("to", "--to", "text", "", "", (), "last day; default: today"),
-            ("limit", "--limit", "number", "", 8, (), "maximum number of series; all others are summed"),
+            (
+                "limit",
+                "--limit",
+                "number",
+                "",
+                8,
+                (),
+                "maximum number of series; the remaining ones are added up in one",
+            ),
         ),
     ),
     ("usage.budgets", "Show the budgets, and how much of each is spent.", False, "restricted", ()),
@@ -3034,7 +3042,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "plugin.disable",
-        "Disable and unload a plugin. Its data stays.",
+        "Disable and unload a plugin. Its data is kept.",
         True,
         "boss",
         (("name", "--name", "text", "required positional", None, (), "name of a plugin instance"),),
@@ -3324,7 +3332,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "positional",
                 "",
                 (),
-                "only the chain of this session; `server` for the server's own chain",
+                "only the hash chain of this session, or `server` for the server's; default: all chains",
             ),
             (
                 "kind",
@@ -3369,7 +3377,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "only actions and decisions by this address: person:NAME or agent:NAME",
             ),
             ("since", "--since", "text", "", "", (), "only entries since this time: -7D or 2026-01-28T20:30"),
-            ("before", "--before", "text", "", "", (), "`next` from the previous page"),
+            ("before", "--before", "text", "", "", (), "`next` of the previous page; default: the first page"),
             ("limit", "--limit", "number", "", 50, (), "maximum number of results"),
         ),
     ),
@@ -3386,7 +3394,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "positional",
                 "",
                 (),
-                "only the chain of this session; `server` for the server's own chain",
+                "only the hash chain of this session, or `server` for the server's; default: all chains",
             ),
             ("anchor", "--anchor", "text", "repeated", None, (), "anchor that you saved, as CHAIN:POSITION:HASH"),
             ("log", "--log", "boolean", "", False, (), "also verify the anchors in the server's log"),
@@ -3405,9 +3413,9 @@ OPERATIONS: tuple[Operation, ...] = (
                 "positional",
                 "",
                 (),
-                "only the chain of this session; `server` for the server's own chain",
+                "only the hash chain of this session, or `server` for the server's; default: all chains",
             ),
-            ("after", "--after", "text", "", "", (), "`next` from the previous part"),
+            ("after", "--after", "text", "", "", (), "`next` of the previous part; default: the first part"),
             ("limit", "--limit", "number", "", 20000, (), "maximum number of entries"),
         ),
     ),
@@ -3449,7 +3457,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("unread", "--unread", "boolean", "", False, (), "list only unread notifications"),
             ("limit", "--limit", "number", "", 20, (), "maximum number of results"),
-            ("before", "--before", "text", "", "", (), "`next` from the previous page"),
+            ("before", "--before", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -3480,7 +3488,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("open", "--open", "boolean", "", False, (), "list only questionnaires that can still be answered"),
             ("limit", "--limit", "number", "", 20, (), "maximum number of results"),
-            ("before", "--before", "text", "", "", (), "`next` from the previous page"),
+            ("before", "--before", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -3627,7 +3635,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "what to do with an occurrence that was missed",
             ),
             ("delete_after_run", "--delete-after-run", "boolean", "", False, (), "delete the schedule after its run"),
-            ("gate", "--gate", "json", "", None, (), "command that decides whether an occurrence runs"),
+            ("gate", "--gate", "json", "", None, (), "command that decides whether the run of an occurrence starts"),
             ("model", "--model", "text", "", "", (), "model: PROVIDER/MODEL, an alias, or `default`"),
             ("title", "--title", "text", "", "", (), "title of the schedule's dedicated conversation"),
             ("attributes", "--attributes", "json", "", None, (), "attributes of the schedule's dedicated conversation"),
@@ -3661,7 +3669,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             ("agent", "--agent", "text", "", "", (), "only schedules that write to this agent"),
             ("limit", "--limit", "number", "", 50, (), "maximum number of results"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -3727,7 +3735,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "nullable",
                 None,
                 (),
-                "command that decides whether an occurrence runs; null removes it",
+                "command that decides whether the run of an occurrence starts; null removes it",
             ),
             ("model", "--model", "text", "", None, (), "model: PROVIDER/MODEL, an alias, or `default`"),
             ("title", "--title", "text", "", None, (), "title of the schedule's dedicated conversation"),
@@ -3814,7 +3822,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("schedule", "--schedule", "text", "required positional", None, (), "name or id of the schedule"),
             ("limit", "--limit", "number", "", 20, (), "maximum number of results"),
-            ("cursor", "--cursor", "text", "", "", (), "`next` from the previous page"),
+            ("cursor", "--cursor", "text", "", "", (), "`next` of the previous page; default: the first page"),
         ),
     ),
     (
@@ -3826,7 +3834,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "heartbeat.list",
-        "List heartbeats: their times and tasks.",
+        "List heartbeats with their times and tasks.",
         False,
         "restricted",
         (

@@ -1,4 +1,4 @@
-"""Prints output for people: `key: value` lines with keys in kebab-case, short ids, and colors only on a terminal."""
+"""Prints output for people: `key: value` lines with keys in kebab-case, and short ids. Colors need a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_colors(stream: TextIO) -> bool:
 
 
 def configure_stream(stream: TextIO) -> None:
-    """Use UTF-8 for pipes, whatever the locale. On a terminal, replace characters that the terminal cannot encode."""
+    """Make a pipe use UTF-8 in every locale. On a terminal, replace characters that it cannot encode."""
     reconfigure = getattr(stream, "reconfigure", None)  # missing on simple streams in tests
     if reconfigure is None:
         return
@@ -58,7 +58,7 @@ def _write(stream: TextIO, text: str, *, red_prefix: str = "") -> None:
 
 
 def shorten_id(value: str) -> str:
-    """Shorten an id, or the session id at the end of an address. Return any other value unchanged."""
+    """Shorten an id, or the session id at the end of an address. Any other value is returned unchanged."""
     head, slash, tail = value.rpartition("/")
     is_id = len(tail) == ID_LENGTH and all(digit in "0123456789abcdef" for digit in tail)
     return head + slash + tail[:SHORT_ID_LENGTH] if is_id else value
@@ -109,7 +109,7 @@ def indent(lines: Sequence[str]) -> list[str]:
 
 
 def format_call(call: dict[str, Any]) -> str:
-    """Format a tool call exactly, with invisible characters escaped."""
+    """Format a tool call with its complete arguments. Invisible characters are escaped."""
     return f"{call['tool']} {to_exact_json(call['arguments'])}"
 
 

@@ -24,11 +24,11 @@ LOG_LINES_DEFAULT = 50
 DRY_RUN_DAYS_DEFAULT = 30
 SHELLS = ("bash", "zsh", "fish")
 NULL = object()
-"""Marks a parameter whose value the user removes. A parameter that was not given is absent instead."""
+"""Stands for JSON null: the user removes the value of a parameter. A parameter that was not given has no entry."""
 
 
 class CliHelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help formatter with a fixed width. Otherwise argparse would import `shutil` at every start to find the width."""
+    """Help formatter with a given width. Otherwise argparse would import `shutil` at every start to find the width."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=_get_columns())
@@ -71,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the typed command, its operation and its options. A request for help is a command too."""
+    """Parse the command line. The result has the command, its operation and its options. Help is a command too."""
     words = list(arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -128,8 +128,8 @@ _plugin_operations: list[Operation] = []
 def _load_plugin_operations() -> None:
     """Load the operations of plugins from the server, because an unknown noun may belong to a plugin.
 
-    The operations are never cached: plugins come and go, and only the server knows which are enabled. If the server
-    does not respond, the noun stays unknown.
+    The operations are never cached on disk, because plugins can be enabled and disabled at any time. If the server does
+    not respond, the noun is reported as unknown.
     """
     from retinue.cli.client import list_plugin_operations
 
@@ -140,7 +140,7 @@ def _load_plugin_operations() -> None:
 
 
 def _to_operation(name: str, summary: str, has_effect: bool, level: str, parameters: Sequence[Parameter]) -> Operation:
-    """Convert an operation from JSON, where tuples are lists."""
+    """Convert an operation from JSON, which has lists instead of tuples, to the form of the built-in table."""
     return (name, summary, has_effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
 
 
@@ -156,14 +156,14 @@ def _unknown_command_error(word: str) -> UsageError:
         meant = next((f"{each[0]} {each[1]}" for each in commands if verb and each[1] == verb), "")
     return UsageError(
         f"no command named '{word}'" + (f": did you mean '{meant}'?" if meant else ""),
-        because="no alias and no noun has this name",
+        because="this is neither a command nor a noun",
         try_this=f"retinue {meant}" if meant else "retinue --help",
         code="usage.unknown_command",
     )
 
 
 def _raise_if_command_renamed(words: Sequence[str]) -> None:
-    """If the words are a renamed command, or only its old noun, raise an error that names the new command."""
+    """If the words are the old name of a command or noun, raise an error that gives the new name."""
     from retinue.cli.renamed_commands import RENAMED_COMMANDS  # imported here because only old commands need it
 
     for old in (" ".join(words[:2]), words[0]):
@@ -175,7 +175,7 @@ def _raise_if_command_renamed(words: Sequence[str]) -> None:
 
 
 def _raise_if_option_renamed(prog: str, words: Sequence[str]) -> None:
-    """If one of the words is a renamed option of this command, raise an error that names the new option."""
+    """If one of the words is the old name of an option, raise an error that gives the new name."""
     from retinue.cli.renamed_commands import RENAMED_COMMANDS
 
     command = prog.removeprefix("retinue ")
@@ -209,7 +209,7 @@ def _unknown_verb_error(noun: str, word: str, verbs: list[str]) -> UsageError:
 
 
 def build_alias_parser(alias: str) -> CommandParser:
-    """Build the parser of an alias."""
+    """Build the parser of a short command such as `chat`."""
     operation, summary, examples, positionals, fixed_values = ALIASES[alias]
     parser = _build_parser(alias, summary, examples)
     add = parser.add_argument
@@ -223,14 +223,14 @@ def build_alias_parser(alias: str) -> CommandParser:
                 "--session",
                 default="",
                 metavar="NAME",
-                help="name of a separate conversation; a new name starts a new conversation",
+                help="name of a separate conversation with the agent; a new name starts a new conversation",
             )
-            add("--once", metavar="TEXT", help="send this text, print the answer and exit; - reads it from stdin")
-            _add_wait(parser, "time to wait for a server that is not running, in seconds", CHAT_WAIT_S)
+            add("--once", metavar="TEXT", help="send this text, print the answer and exit; - reads the text from stdin")
+            _add_wait(parser, "time to wait for the server if it is not running, in seconds", CHAT_WAIT_S)
             _add_json(parser)
         case "up":
-            add("--force", action="store_true", help="stop a running server first")
-            _add_wait(parser, "time to wait until the server answers, in seconds", UP_WAIT_S)
+            add("--force", action="store_true", help="stop the server first if it is already running")
+            _add_wait(parser, "maximum time to wait until the server answers, in seconds", UP_WAIT_S)
             _add_json(parser)
         case "down":
             _add_wait(parser, "time for active runs to finish before the server is killed, in seconds", DOWN_WAIT_S)
@@ -243,7 +243,7 @@ def build_alias_parser(alias: str) -> CommandParser:
                 metavar="N",
                 help=f"number of lines to show, counted from the end (default: {LOG_LINES_DEFAULT})",
             )
-            add("--follow", action="store_true", help="continue with new lines as they are written")
+            add("--follow", action="store_true", help="keep running, and show new lines as they are written")
         case "restore":
             add("folder", metavar="FOLDER", help="backup folder created by `retinue backup`")
         case "dry-run":
@@ -259,28 +259,33 @@ def build_alias_parser(alias: str) -> CommandParser:
                 dest="start",
                 default="",
                 metavar="TIME",
-                help="start time, in the format of `send --deliver-at` (default: now)",
+                help="start of the simulated time, such as +1d or 2027-03-27 (default: now)",
             )
             add(
                 "--run-duration",
                 default="",
                 metavar="SPAN",
-                help="duration of each run, such as 90s (default: as long as the schedule's last run)",
+                help="duration of each simulated run, such as 90s (default: that of the schedule's last run)",
             )
             add(
                 "--seed",
                 type=int,
                 default=0,
                 metavar="N",
-                help="random seed for the order of simultaneous runs (default: 0)",
+                help="random seed that decides the order of runs with the same start time (default: 0)",
             )
             add(
                 "--gates",
                 action="store_true",
-                help="run each gate once, in the sandbox; by default, all gates count as open",
+                help="run the command of each gate once, in the sandbox; by default, all gates are assumed to be open",
             )
-            add("--keep", default="", metavar="FOLDER", help="keep the copy of the data in this folder")
-            add("--all", action="store_true", help="show all runs, not only the first ones")
+            add(
+                "--keep",
+                default="",
+                metavar="FOLDER",
+                help="keep the copy of the data, with the simulated runs, in this folder",
+            )
+            add("--all", action="store_true", help="show all runs, not only the first 100")
             _add_json(parser)
         case "service":
             add("action", metavar="install", nargs="?", choices=("install",), help="also show how to install the unit")
@@ -333,14 +338,14 @@ def _add_operation(
             help="idempotency key: a repeated request with the same key is performed once",
         )
     if operation_name == "envelope.send":
-        _add_wait(parser, "time to wait for a server that is not running, in seconds", 0.0)
+        _add_wait(parser, "time to wait for the server if it is not running, in seconds", 0.0)
     _add_json(parser)
 
 
 def to_dest(name: str) -> str:
-    """Return the attribute name under which argparse stores a parameter.
+    """Return the attribute name under which argparse stores the value of a parameter.
 
-    The prefix avoids clashes with other options.
+    The prefix prevents clashes with other attributes, such as `command`.
     """
     return f"p_{name}"
 

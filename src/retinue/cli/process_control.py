@@ -1,6 +1,7 @@
 """Implements `up`, `down` and `logs`.
 
-The running server holds a `flock`. The lock ends with its process, so a crash leaves no stale state.
+The running server holds a `flock` on the file `lock` in the data directory. The kernel releases the lock when the
+process ends, so a crash leaves no stale lock.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ SETTINGS_PREFIX = "settings: "  # of lines about renamed settings in the start l
 def find_server_pid(data_dir: str) -> int:
     """Return the process id of the server that uses this data directory.
 
-    Returns 0 if no server is running, and -1 if the id is unknown. After a kill, a child process that the server had
-    just started may hold the lock a moment longer.
+    Returns 0 if no server is running, and -1 if the id is unknown. If the server was killed, this waits briefly,
+    because a child process that the server had just started may still hold the lock.
     """
     deadline = time.monotonic() + LOCK_RELEASE_S_MAX
     while (process := _read_lock_holder(data_dir)) > 0 and _is_gone(process) and time.monotonic() < deadline:
@@ -94,7 +95,7 @@ def start_server(options: Namespace) -> int:
 
 
 def _print_renamed_settings(start_log: list[str]) -> None:
-    """Print to stderr which old names of settings the server found at its start. Programs do not parse stderr."""
+    """Print to stderr which old names of settings the server replaced or found when it started."""
     for line in start_log:
         if line.startswith(SETTINGS_PREFIX):
             sys.stderr.write(f"{line.removeprefix(SETTINGS_PREFIX)}\n")
@@ -123,7 +124,7 @@ def _spawn_server(log: int) -> int:
 
 
 def _wait_until_running(data_dir: str, pid: int, path: str, log: int, *, wait_s: float) -> None:
-    """Wait until this server process responds. Another process may have started a server just before it."""
+    """Wait until the server with this process id responds. A response of another server process does not count."""
     deadline = time.monotonic() + wait_s
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -152,7 +153,7 @@ def _is_answering() -> bool:
 
 
 def _read_start_log(log: int) -> list[str]:
-    """Read the start log through its open descriptor, because a newer log may have its name by now."""
+    """Read the start log through its open descriptor, because its path may already belong to a newer log."""
     return os.pread(log, READ_BYTES, 0).decode(errors="replace").splitlines()
 
 
@@ -172,7 +173,7 @@ def _start_failed_error(path: str, lines: list[str], exit_code: int) -> CliError
     return CliError(
         "the server did not start",
         code="server.start_failed",
-        because=f"it ended with {ended}: {last}",
+        because=f"its process ended with {ended}: {last}",
         try_this=f"read {path}",
     )
 
@@ -180,7 +181,7 @@ def _start_failed_error(path: str, lines: list[str], exit_code: int) -> CliError
 def _new_start_log(data_dir: str) -> tuple[str, int]:
     """Open a new start log and rotate older ones.
 
-    It gets the output during the start, and of crashes that cannot be logged.
+    The start log contains what the server prints while it starts, and crashes that cannot be logged.
     """
     logs = os.path.join(data_dir, "logs")
     os.makedirs(logs, mode=0o700, exist_ok=True)
@@ -204,18 +205,18 @@ def stop_server(options: Namespace) -> int:
     folder = get_data_dir()
     process = find_server_pid(folder)
     if not process:
-        raise ServerNotAnswering("no process holds its lock")
+        raise ServerNotAnswering("no process holds the lock of the data directory")
     how = _stop_server(folder, process, wait_s=options.wait)
     return _print_result(options, {"server": "stopped", "data_directory": folder, "pid": process, "how": how})
 
 
 def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:
-    """Ask the server to stop, and kill it if it does not. Either way, interrupted work resumes at the next start."""
+    """Stop the server with SIGTERM, or kill it if it does not end in time. The next start resumes unfinished work."""
     if pid < 0:
         raise CliError(
             f"cannot stop the server in {data_dir}",
             code="server.unknown_process",
-            because="its lock file does not say which process holds it",
+            because="the lock file of the data directory does not say which process holds the lock",
             try_this=f"find the process: fuser {os.path.join(data_dir, 'lock')}",
         )
     for number, result, patience_s in ((signal.SIGTERM, "finished", wait_s), (signal.SIGKILL, "killed", KILL_WAIT_S)):
@@ -238,7 +239,7 @@ def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:
     raise CliError(
         f"process {pid} does not end",
         code="server.does_not_end",
-        because=f"it was killed {KILL_WAIT_S:g} s ago and still holds its lock",
+        because=f"it was killed {KILL_WAIT_S:g} s ago and still holds the lock of the data directory",
         try_this="check what it waits for, such as a disk that does not respond",
     )
 
@@ -284,7 +285,7 @@ def _tail(data: bytes, lines: int) -> bytes:
 
 
 def _reopen_if_rotated(file: _File, path: str) -> _File:
-    """Return the open log file, or the new file if the log was rotated."""
+    """Return the open log file. If the log was rotated, open and return the new file."""
     try:
         if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
             return file

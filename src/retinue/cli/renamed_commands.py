@@ -1,4 +1,4 @@
-"""Commands and options that were renamed, old to new. Made by `make generate` from `domain/renamed_names`."""
+"""Renamed commands and options, from old to new. Generated from `domain/renamed_names` by `make generate`."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _format_remarks(data: JsonObject) -> list[str]:
 
 
 def draw_budget_gauges(data: JsonObject, width: int) -> list[str]:
-    """Draw a bar for each budget that shows how much of it is spent."""
+    """Draw a bar for each budget that shows how much of the budget is used."""
     budgets: list[JsonObject] = data["budgets"]
     if not budgets:
         return ["no budgets: set one under [budgets] in retinue.toml, or with `retinue agent set`"]
@@ -121,7 +121,7 @@ def _format_budget_status(budget: JsonObject, warn_share: float) -> str:
 
 
 def _fill_missing_days(data: JsonObject) -> list[JsonObject]:
-    """Add rows for the days without usage, so that gaps are visible."""
+    """Add a row for each day without usage, so that the chart shows gaps."""
     from datetime import date, timedelta
 
     rows: list[JsonObject] = data["rows"]
@@ -137,7 +137,7 @@ def _fill_missing_days(data: JsonObject) -> list[JsonObject]:
 
 
 def _draw_bars(labels: list[str], sizes: list[int], amounts: list[str], sides: list[str], width: int) -> list[str]:
-    """Draw labeled bars. If they do not fit, omit first the details beside the amounts, then the bars."""
+    """Draw labeled bars. If the lines are too wide, first the details after the amounts are omitted, then the bars."""
     label = min(max(map(len, labels)), LABEL_CHARS_MAX, max(width // 2, BAR_CHARS_MIN))
     amount, side = max(map(len, amounts)), max(map(len, sides)) + len(GAP)
     room = width - label - amount - 2 * len(GAP)
@@ -154,7 +154,7 @@ def _draw_bars(labels: list[str], sizes: list[int], amounts: list[str], sides: l
 
 
 def _draw_bar(share: float, width: int, empty_char: str = "") -> str:
-    """Draw a bar in steps of an eighth of a character. A bar is empty only if the share is zero."""
+    """Draw a bar with a resolution of an eighth of a character. Only a share of zero gives an empty bar."""
     full, _, fine = _get_bar_chars()
     eighths = max(round(share * width * 8), 1) if share > 0 else 0
     bar = full * (eighths // 8)

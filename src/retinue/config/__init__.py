@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from retinue.config.declarations import Declarations, choose_default_agent, normalize_id
 from retinue.config.errors import InvalidSettings, SettingFault
-from retinue.config.loader import (
+from retinue.config.secret import SecretReference
+from retinue.config.settings import SettingEffect, Settings
+from retinue.config.settings_diff import SettingChange, diff_configurations
+from retinue.config.settings_loader import (
     Configuration,
     ExaminedSettings,
     ReloadResult,
@@ -18,9 +21,6 @@ from retinue.config.loader import (
     load_settings,
     reload_configuration,
 )
-from retinue.config.secret import SecretReference
-from retinue.config.settings import SettingEffect, Settings
-from retinue.config.settings_diff import SettingChange, diff_configurations
 
 __all__ = [
     "Configuration",

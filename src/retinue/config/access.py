@@ -1,8 +1,8 @@
 """Access settings that every connector has: who may write, in which groups, and how their messages
 are received.
 
-All rules use platform ids that do not change. A name or username proves nothing, because anyone may
-take it.
+All rules use platform ids that do not change. Names and usernames prove nothing, because anyone may
+choose them.
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ class GroupSettings:
     )
     allow_from: tuple[str, ...] = setting(
         (),
-        "Ids of the senders whose messages in this group are accepted. Default: the connector's `group_allow_from`.",
+        "Platform ids of the senders whose messages in this group are accepted. Default: the connector's "
+        "`group_allow_from`.",
         effect=SettingEffect.MESSAGE,
         check=check_sender_id,
         example="42",
     )
     mention_patterns: tuple[str, ...] = setting(
         (),
-        "Regular expressions that count as a mention in this group, in addition to those of the connector.",
+        "Additional regular expressions for this group. A message that matches one is addressed to the agent.",
         effect=SettingEffect.MESSAGE,
         check=check_mention_pattern,
         example=r"\bada\b",
@@ -82,21 +83,22 @@ class AccessSettings:
 
     dm_policy: DmPolicy = setting(
         DmPolicy.CLOSED,
-        "Who may send direct messages: only people with linked ids (`closed`), also the ids in `allow_from` "
-        "(`allowlist`), also senders whose pairing code was accepted (`pairing`), or everyone (`open`).",
+        "Who may send direct messages: people with a linked platform id (`closed`); in addition, the ids in "
+        "`allow_from` (`allowlist`); in addition, senders whose pairing code was accepted (`pairing`); or everyone "
+        "(`open`).",
         effect=SettingEffect.MESSAGE,
     )
     allow_from: tuple[str, ...] = setting(
         (),
-        "Ids of the senders who may send direct messages.",
+        "Platform ids of the senders who may send direct messages.",
         effect=SettingEffect.MESSAGE,
         check=check_sender_id,
         example="4711",
     )
     group_policy: GroupPolicy = setting(
         GroupPolicy.CLOSED,
-        "Which group messages are accepted: none (`closed`), those from `group_allow_from` in `groups` "
-        "(`allowlist`), or those from everyone in `groups` (`open`).",
+        "Which group messages are accepted: none (`closed`), those of the senders in `group_allow_from` (`allowlist`), "
+        "or those of all senders (`open`). The groups are listed in `groups`.",
         effect=SettingEffect.MESSAGE,
     )
     groups: Mapping[str, GroupSettings] = setting(
@@ -108,7 +110,7 @@ class AccessSettings:
     )
     group_allow_from: tuple[str, ...] = setting(
         (),
-        "Ids of the senders whose group messages are accepted. `*` means everyone. Default: `allow_from`.",
+        "Platform ids of the senders whose group messages are accepted. `*` means everyone. Default: `allow_from`.",
         effect=SettingEffect.MESSAGE,
         check=check_sender_id,
         example="4711",
@@ -128,24 +130,24 @@ class AccessSettings:
     )
     commands_from: tuple[str, ...] = setting(
         (),
-        "Ids of the senders whose commands are executed, in addition to the owner's. Default: all linked, "
-        "listed and paired senders, but not senders admitted only by `open`.",
+        "Platform ids of the senders whose slash commands are executed, in addition to the owner's. Default: senders "
+        "who are linked to a person, listed in `allow_from`, or paired.",
         effect=SettingEffect.MESSAGE,
         check=check_named_sender_id,
         example="4711",
     )
     ambient_messages_max: int = setting(
         50,
-        "Maximum number of messages to keep for each group that were not addressed to the agent. They are added "
-        "to the next message to the agent.",
+        "Maximum number of group messages to keep that were not addressed to the agent, for each group. They are added "
+        "to the next message to the agent. 0: none are kept.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=500,
     )
     debounce_ms: int = setting(
         0,
-        "Time to wait for further texts from the same sender, in milliseconds. These texts become one "
-        "envelope. 0: each text becomes its own envelope.",
+        "Time to wait for further text messages from the same sender, in milliseconds. The agent gets them as one "
+        "message. 0: it gets each of them separately.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=30_000,
@@ -162,25 +164,30 @@ class AccessSettings:
         60, "Time until a pairing code expires, in minutes.", effect=SettingEffect.MESSAGE, least=1, most=10_080
     )
     pairing_max: int = setting(
-        3, "Maximum number of unknown senders who wait for access.", effect=SettingEffect.MESSAGE, least=1, most=100
+        3,
+        "Maximum number of pending pairing requests from unknown senders.",
+        effect=SettingEffect.MESSAGE,
+        least=1,
+        most=100,
     )
     messages_per_minute: int = setting(
         60,
-        "Maximum number of messages from one sender per minute.",
+        "Maximum number of messages per minute from one unknown sender, if `dm_policy` or `group_policy` is `open`.",
         effect=SettingEffect.MESSAGE,
         least=1,
         most=100_000,
     )
     unknown_senders_per_minute: int = setting(
         120,
-        "Maximum number of messages per minute from all unknown senders together.",
+        "Maximum number of messages per minute from all unknown senders together, if `dm_policy` or `group_policy` is "
+        "`open`.",
         effect=SettingEffect.MESSAGE,
         least=1,
         most=100_000,
     )
     file_bytes_max: int = setting(
         20 * 1024 * 1024,
-        "Maximum size of an inbound file, in bytes.",
+        "Maximum size of a file in an inbound message, in bytes. A larger file is only named in the message.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=2 * 1024**3,
@@ -188,4 +195,4 @@ class AccessSettings:
 
 
 DEFAULT_ACCESS = AccessSettings()
-"""The access rules of a connector whose settings contain no access rules."""
+"""The access rules of a connector for which none are set."""

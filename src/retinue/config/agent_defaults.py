@@ -1,4 +1,4 @@
-"""Defaults for agents. A value that an agent does not set comes from [defaults], or else from the built-in default."""
+"""Defaults for agents. A value that an agent does not set comes from [defaults], or else is the built-in default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.domain.display_options import DisplayOptions, Elevation, Verbosity
 
 
 class TimeFormat(StrEnum):
-    """How the time of day is written for agents."""
+    """How times of day are written in the system prompt."""
 
     AUTO = "auto"  # the server's format, which is 24 hours
     TWELVE = "12"
@@ -58,11 +58,11 @@ class SubagentDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDefaults:
-    """Defaults for every agent. The default time zone is `server.zone`, and the default model `models.default`."""
+    """Defaults for every agent. The default time zone is `server.zone`, and the default model is `models.default`."""
 
     workspace: Path | None = setting(
         None,
-        "Folder with one workspace per agent, relative to the data directory. Default: each agent works in "
+        "Folder that contains a workspace for each agent, relative to the data directory. Default: each agent works in "
         "its agent directory.",
         effect=SettingEffect.MESSAGE,
     )
@@ -73,7 +73,8 @@ class AgentDefaults:
     )
     context_tokens: int | None = setting(
         None,
-        "Context window to display, in tokens. It does not limit the context. Default: the model's context window.",
+        "Size of the context window that status displays assume, in tokens. It limits nothing. Default: the model's "
+        "context window.",
         effect=SettingEffect.MESSAGE,
         least=1,
     )
@@ -86,12 +87,15 @@ class AgentDefaults:
     )
     verbose: Verbosity | None = setting(
         None,
-        "Which tool calls people see while an agent works. A session can override this setting.",
+        "How much people see of tool calls while an agent works: nothing (`off`), one line for each call (`on`), or "
+        "also a short result (`full`). A session can override this setting. Default: nothing.",
         effect=SettingEffect.MESSAGE,
     )
     elevated: Elevation | None = setting(
         None,
-        "Whether commands of agents request to run outside the sandbox. A session can override this setting.",
+        "Whether commands run outside the sandbox, if `tools.exec.elevated` permits it: never (`off`), under the rules "
+        "for commands on the host (`on` or `ask`), or without approval (`full`). A session can override this setting. "
+        "Default: each call decides.",
         effect=SettingEffect.MESSAGE,
     )
     concurrency: int = setting(CONCURRENCY, "Maximum number of active runs of one agent.", least=1, most=1000)
@@ -115,9 +119,9 @@ class AgentDefaults:
         return own.with_defaults(DisplayOptions(verbose=self.verbose, elevated=self.elevated))
 
     def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:
-        """Return the agent's workspace.
+        """Return the path of the agent's workspace.
 
-        This is the workspace that the agent sets, or else a folder in the default workspace, or else the agent
+        It is the workspace set for the agent, or else the agent's folder in the default workspace, or else the agent
         directory.
         """
         if agent.workspace:

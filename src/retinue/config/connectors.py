@@ -1,7 +1,7 @@
-"""Connectors in the settings file: `[connectors.NAME]`, where NAME is a name for one account on a platform.
+"""Parses connectors in the settings file: `[connectors.NAME]`, where NAME is a name for one account on a platform.
 
-Keys that every connector has are declared here. The settings class of each platform declares the others. That class is
-imported by name, as for a plugin, so an instance without connectors imports no such class.
+Keys that every connector has are declared here. Each platform has a settings class that declares its other keys. The
+class is imported only if a connector uses the platform.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ UNSUPPORTED_PLATFORMS: Mapping[str, str] = {
     "googlechat": f"it needs a company account; {_ALTERNATIVE}",
     "sms": f"it needs a contract with an SMS provider; {_ALTERNATIVE}",
 }
-"""Platforms of similar servers that this one does not support, each with the reason."""
+"""Platforms that similar servers support and this server does not, each with the reason."""
 
 
 def check_connector_name(text: str) -> str | None:
-    """Check the name of a connector. It is part of addresses such as `channel:NAME:CHANNEL`."""
+    """Check the name of a connector. The name is part of addresses such as `channel:NAME:CHANNEL`."""
     if text in INTERNAL_CONNECTORS:
         return "is reserved for an internal connector"
     if len(text) <= NAME_LENGTH_MAX and _NAME.fullmatch(text):
@@ -71,7 +71,7 @@ def check_platform_name(text: str) -> str | None:
 class UnparsedConnectorSettings:
     """The settings of a connector whose platform is not built in.
 
-    They are parsed later, because a plugin may provide it.
+    A plugin may provide the platform, so the settings are parsed after plugins are loaded.
     """
 
     table: Mapping[str, Any] = field(
@@ -81,12 +81,12 @@ class UnparsedConnectorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorSettings:
-    """The settings that every connector has: one account on one platform. Each platform adds its own keys."""
+    """A connector: one account on one platform. These are the settings that connectors of all platforms have."""
 
     platform: str = setting(
         "", "Platform of this connector, such as `telegram`. Required.", check=check_platform_name, example="irc"
     )
-    enabled: bool = setting(True, "Whether the connector is enabled.")
+    enabled: bool = setting(True, "Whether the connector is started.")
     replies: ReplyDeliverySettings = ReplyDeliverySettings()
     access: AccessSettings = field(default=AccessSettings(), metadata=FLAT_METADATA)
     platform_settings: Any = field(
@@ -97,7 +97,7 @@ class ConnectorSettings:
 def parse_connectors(value: object, faults: FaultCollector, *, allow_unknown: bool) -> dict[str, ConnectorSettings]:
     """Parse all connectors. An invalid connector is reported and left out.
 
-    With `allow_unknown`, an unknown platform is no error, because a plugin may provide it.
+    With `allow_unknown`, an unknown platform is not an error, because a plugin may provide the platform.
     """
     found: dict[str, ConnectorSettings] = {}
     for name, each in expect_table(value, ("connectors",), faults).items():
@@ -121,7 +121,7 @@ def _parse_connector(
     if not isinstance(platform, str) or not platform:
         faults.add(
             (*path, "platform"),
-            "is missing" if platform is None else f"must be a text in quotes, not {format_value(platform)}",
+            "is missing" if platform is None else f"must be a string in quotes, not {format_value(platform)}",
             because="it names the platform of this connector",
             try_this=f'set platform = "{PLATFORM_NAMES[0]}"',
         )
@@ -148,7 +148,7 @@ def load_platform_settings(platform: str) -> type[Any]:
 def parse_connector_settings(
     platform_settings: type[Any] | None, table: Table, path: KeyPath, faults: FaultCollector
 ) -> ConnectorSettings:
-    """Parse the table of a connector. If the settings class of its platform is known, it parses the platform's keys."""
+    """Parse the table of a connector. Keys of the platform are parsed too if its settings class is given."""
     common = {group: _field_names(group) for group in (ConnectorSettings, AccessSettings)}
     theirs = (
         _field_names(platform_settings)
@@ -177,10 +177,10 @@ def _field_names(cls: type[Any]) -> frozenset[str]:
 
 
 def iterate_secrets(settings: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield each secret that the settings of a platform refer to, as (purpose, environment variable, file).
+    """Yield each secret to which a connector's settings refer, as (purpose, environment variable, file).
 
-    A setting refers to a secret if it can name either an environment variable or a file. A setting that names only a
-    file may refer to anything, such as a certificate.
+    A secret is a pair of keys such as `token_env` and `token_file`. A single key that names a file may be something
+    else, such as a certificate.
     """
     for stem in iterate_secret_names(cast("type[Any]", type(settings))):
         env, file = str(getattr(settings, f"{stem}_env") or ""), str(getattr(settings, f"{stem}_file") or "")
@@ -189,7 +189,7 @@ def iterate_secrets(settings: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def iterate_secret_names(cls: type[Any]) -> Iterator[str]:
-    """Yield the purposes of secrets in a settings class: `token` if it has the keys `token_env` and `token_file`."""
+    """Yield the purpose of each secret in a settings class, such as `token` for `token_env` and `token_file`."""
     names = {each.name for each in fields(cls)}
     for name in sorted(names):
         stem = name.removesuffix("_env")

@@ -1,9 +1,9 @@
 """Parses declarations in the settings file: agents and templates, people, bindings, schedules.
 
-`retinue apply` applies the declarations. A template has keys that agents inherit. `extends` names one template or a
-list. Later templates override earlier ones, and the keys of the agent override all of them. Tables are merged key by
-key; any other value is replaced. `clear = ["instructions", "tools.ask"]` removes inherited values, because TOML has no
-null.
+`retinue apply` applies the declarations. A template contains keys that agents inherit. `extends` names one template or
+a list of templates. Later templates override earlier ones, and the agent's own keys override all templates. Tables are
+merged key by key; any other value is replaced. `clear = ["instructions", "tools.ask"]` removes inherited values,
+because TOML has no null.
 """
 
 from __future__ import annotations
@@ -43,34 +43,50 @@ RUNNERS = frozenset({"loop", "claude", "codex", "pi", "external"})
 MAIN_AGENT = "main"
 
 AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
+    "description": SettingRule(description="Purpose of the agent, in one sentence. Other agents read it too."),
+    "runner": SettingRule(
+        description="What runs the agent: the built-in loop (`loop`), a coding agent with a CLI (`claude`, `codex` or "
+        "`pi`), or a service that is reached by HTTP (`external`)."
+    ),
+    "provider": SettingRule(
+        description="Provider through which the model is called. Default: the provider that the model belongs to."
+    ),
     "model": SettingRule(
-        description="Model of the agent. `default` is the server's default model.",
+        description="Model of the agent: PROVIDER/MODEL or an alias. Not set or `default`: the server's default model.",
         check=validators.check_model_reference,
         example="anthropic/claude-opus-5-5",
     ),
     "fallbacks": SettingRule(
-        description="Fallback models, in order. Each is used if the model before it fails.",
+        description="Fallback models, in order. Each is used if the model before it fails. Not set: the server's "
+        "fallback models. An empty list: none.",
         check=validators.check_model_reference,
         example="openai/gpt-6.1-sol",
     ),
     "effort": SettingRule(
-        description="Reasoning effort of the model. `default` is the default of the model.",
+        description="Reasoning effort of the model. Not set or `default`: the effort in [defaults], otherwise the "
+        "default of the model.",
         check=validators.check_effort_or_default,
         example="medium",
     ),
     "verbose": SettingRule(
-        description="Which tool calls people see while the agent works. A session can override this setting."
+        description="How much people see of tool calls while the agent works: nothing (`off`), one line for each call "
+        "(`on`), or also a short result (`full`). A session can override this setting."
     ),
     "elevated": SettingRule(
-        description="Whether the agent's commands request to run outside the sandbox. `off`: they never do."
+        description="Whether the agent's commands run outside the sandbox, if `tools.exec.elevated` permits it: never "
+        "(`off`), under the rules for commands on the host (`on` or `ask`), or without approval (`full`). A session "
+        "can override this setting. Default: each call decides."
     ),
+    "instructions": SettingRule(description="Instructions for the agent. They are part of its system prompt."),
     "display_name": SettingRule(
         description="Name that people see. Default: the agent's name.",
         check=validators.check_display_name,
         example="Ada of the night",
     ),
     "external.url": SettingRule(
-        description="URL of the external agent.", check=validators.check_url, example="https://agent.example/in"
+        description="URL to which the server sends messages for the external agent.",
+        check=validators.check_url,
+        example="https://agent.example/in",
     ),
     "external.secret": SettingRule(
         description="Location of the key that signs requests to the external agent.",
@@ -84,73 +100,151 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Maximum number of retries of a failed request to the external agent.", least=0, most=20
     ),
     "workspace": SettingRule(
-        description="Workspace: an absolute path, or a path relative to the agent directory. Default: the workspace "
-        "from [defaults], otherwise the agent directory.",
+        description="Folder in which the agent works: an absolute path, or a path relative to the agent directory. "
+        "Default: the agent's folder in `defaults.workspace`, otherwise the agent directory.",
         check=validators.check_folder,
         example="/srv/ada",
     ),
     "context_files": SettingRule(
-        description="Files of the workspace that are added to the system prompt: paths, or patterns with `*`.",
+        description="Files in the workspace that are added to the system prompt: paths, or patterns with `*`.",
         check=validators.check_context_file,
         example="docs/*.md",
     ),
     "instructions_mode": SettingRule(
-        description="How much the system prompt contains: `full`, `minimal` (no persona, no skills), or `none` "
-        "(only the agent's name)."
+        description="How much the system prompt contains: everything (`full`), no persona and no skills (`minimal`), "
+        "or only the agent's name (`none`)."
     ),
     "sandbox.mode": SettingRule(
-        description="Which commands run in a sandbox. The server's setting applies if it is stricter."
+        description="Which of the agent's commands run in a sandbox: all (`all`), all except those in the owner's own "
+        "sessions (`non-main`), or none (`off`). The server's setting applies if it is stricter."
+    ),
+    "sandbox.scope": SettingRule(
+        description="Which of the agent's commands share a container: those of one `session`, of one `agent`, or all "
+        "(`shared`). The server's setting applies if it is stricter."
+    ),
+    "sandbox.workspace": SettingRule(
+        description="How commands in the sandbox can access the workspace: read and write (`rw`), only read (`ro`), or "
+        "not at all (`none`). The server's setting applies if it is stricter."
+    ),
+    "sandbox.visible_sessions": SettingRule(
+        description="Sessions that tools in a sandboxed session can see: those of its subagents (`spawned`), or all "
+        "sessions of the agent (`all`). The server's setting applies if it is stricter."
+    ),
+    "sandbox.browser": SettingRule(
+        description="Whether sandboxed sessions of the agent may use the browser, if the server's setting permits it."
     ),
     "sandbox.image": SettingRule(
-        description="Image of the agent's containers.", check=validators.check_image, example="debian:stable-slim"
+        description="Image of the agent's containers. Default: the image in [sandbox.docker].",
+        check=validators.check_image,
+        example="debian:stable-slim",
     ),
-    "sandbox.cpus": SettingRule(description="Maximum number of CPUs of a container.", least=0.1, most=1024),
+    "sandbox.cpus": SettingRule(
+        description="Maximum number of CPUs of a container. The server's limit applies if it is lower.",
+        least=0.1,
+        most=1024,
+    ),
     "sandbox.idle_hours": SettingRule(
-        description="Time until an unused container is removed, in hours.", least=0.1, most=8760
+        description="Time until an unused container is removed, in hours. The server's setting applies if it is lower.",
+        least=0.1,
+        most=8760,
     ),
-    "sandbox.age_days": SettingRule(description="Age at which a container is removed, in days.", least=0.01, most=3650),
-    "concurrency": SettingRule(least=1, most=1000),
-    "queue.cap": SettingRule(least=1, most=100_000),
+    "sandbox.age_days": SettingRule(
+        description="Age at which a container is removed, in days. The server's setting applies if it is lower.",
+        least=0.01,
+        most=3650,
+    ),
+    "crash_policy": SettingRule(
+        description="What happens to a run of the agent that a crash interrupted: it continues (`resume`), or its "
+        "envelopes end as `interrupted` (`at-most-once`)."
+    ),
+    "concurrency": SettingRule(
+        description="Maximum number of active runs of the agent. Default: the limit in [defaults].", least=1, most=1000
+    ),
+    "queue.mode": SettingRule(
+        description="What happens to a message that arrives during a run: it waits (`collect`, `followup`), the run "
+        "reads it (`steer`, `steer-backlog`), or the run is stopped (`interrupt`)."
+    ),
+    "queue.cap": SettingRule(
+        description="Maximum number of envelopes that wait in the queue of one session.", least=1, most=100_000
+    ),
+    "queue.overflow": SettingRule(
+        description="Which envelope is refused if the queue is full: the new one (`refuse`) or the oldest (`oldest`, "
+        "`summarize`). With `summarize`, the agent also gets one line about the refused envelope."
+    ),
     "queue.debounce_s": SettingRule(
-        description="Time without a new message before the waiting messages are processed, in seconds.",
+        description="Time without a new message after which a run starts with the waiting messages, in seconds. 0: "
+        "at once.",
         least=0,
         most=60,
     ),
     "reset.daily_at": SettingRule(
-        description="Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset.",
+        description="Time of day at which the agent's contexts are reset, in the owner's time zone. `never`: no daily "
+        "reset. Default: the rules in [sessions.reset].",
         check=validators.check_daily_at,
         example="04:00",
     ),
     "reset.idle_minutes": SettingRule(
-        description="Minutes without activity after which a context is reset. 0: never.",
+        description="Minutes without activity after which a context of the agent is reset. Scheduled runs do not count "
+        "as activity. 0: never. Default: the rules in [sessions.reset].",
         least=0,
         most=IDLE_MINUTES_MAX,
     ),
     "reset.context_tokens_max": SettingRule(
-        description="Maximum size of a context, in tokens. The next run resets a larger context. 0: no limit.",
+        description="Maximum size of a context of the agent, in tokens. A larger context is reset before the next run. "
+        "0: no limit. Default: the rules in [sessions.reset].",
         least=0,
         most=CONTEXT_TOKENS_LIMIT,
     ),
-    "tools.profile": SettingRule(check=validators.check_tool_profile, example="coding"),
+    "tools.profile": SettingRule(
+        description="Set of tools to start from: `minimal`, `coding`, `messaging` or `full`. Default: the server's "
+        "profile.",
+        check=validators.check_tool_profile,
+        example="coding",
+    ),
+    "tools.allow": SettingRule(
+        description="Tools that the agent may use: names, globs with `*`, or groups such as `group:web`. An empty "
+        "list: none."
+    ),
+    "tools.also_allow": SettingRule(
+        description="Tools that the agent may use in addition to those of `tools.profile` and `tools.allow`."
+    ),
+    "tools.ask": SettingRule(description="Tools that the agent may use, but each call needs a person's approval."),
+    "tools.deny": SettingRule(description="Tools that the agent may never use, even if another list names them."),
+    "tools.capabilities_allow": SettingRule(
+        description="Permitted capabilities of tools, as globs such as `network.*`. The agent may not use a tool that "
+        "has any other capability."
+    ),
+    "tools.capabilities_deny": SettingRule(
+        description="Forbidden capabilities of tools, as globs such as `network.*`. The agent may not use a tool that "
+        "has one of them."
+    ),
+    "tools.policy": SettingRule(
+        description="Name of a policy in [tools.policies.NAME] that applies to the agent, in addition to these rules."
+    ),
+    "tools.by_provider": SettingRule(
+        description="Additional tool rules for one provider or model: a table of these keys for each PROVIDER or "
+        "PROVIDER/MODEL."
+    ),
     "delegation.allow": SettingRule(
-        description="Agents that this agent can see and write to: names, or patterns with `*`."
+        description="Agents that this agent can see and write to: names, or patterns with `*`. An empty list: none."
     ),
     "delegation.deny": SettingRule(
-        description="Agents that `delegation.allow` matches, but that this agent cannot see or write to."
+        description="Agents that this agent cannot see or write to, even if `delegation.allow` matches them."
     ),
     "delegation.depth_max": SettingRule(
-        description="Maximum delegation depth, counted from the run that a person or a schedule started.",
+        description="Maximum delegation depth below a run that a person or a schedule started. 0: the agent cannot "
+        "delegate. 1: the agents to which it delegates cannot delegate further.",
         least=0,
         most=DELEGATION_DEPTH_LIMIT,
     ),
     "delegation.open_max": SettingRule(
-        description="Maximum number of open delegations of one session.", least=1, most=1000
+        description="Maximum number of unfinished delegations of one session.", least=1, most=1000
     ),
     "delegation.exchanges_max": SettingRule(
         description="Maximum number of replies that two sessions send each other in one exchange.", least=0, most=100
     ),
     "delegation.allow_cycles": SettingRule(
-        description="Whether work may be delegated back to an agent that delegated it."
+        description="Whether the agent may delegate work back to an agent from which the work came."
     ),
     "delegation.other_sessions": SettingRule(
         description="Whether the agent may read sessions of other agents and write to them."
@@ -159,35 +253,83 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Agents that this agent may start as subagents, besides itself: names, or patterns with `*`."
     ),
     "subagents.model": SettingRule(
-        description="Model of the agent's subagents. Default: the model of the agent that runs as the subagent.",
+        description="Model of the agent's subagents. Default: the model in [defaults.subagents], otherwise that of the "
+        "agent that runs as the subagent.",
         check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
     "subagents.effort": SettingRule(
-        description="Reasoning effort of the agent's subagents.", check=validators.check_effort, example="low"
+        description="Reasoning effort of the agent's subagents. Default: the effort in [defaults.subagents], otherwise "
+        "that of the agent that runs as the subagent.",
+        check=validators.check_effort,
+        example="low",
     ),
-    "subagents.run_seconds_max": SettingRule(description="Maximum duration of a subagent's run, in seconds.", least=1),
+    "subagents.run_seconds_max": SettingRule(
+        description="Maximum duration of a subagent's run, in seconds. Default: the limit in [defaults.subagents], "
+        "otherwise that of the agent that runs as the subagent.",
+        least=1,
+    ),
     "subagents.archive_after_s": SettingRule(
-        description="Time until the session of a finished subagent is archived, in seconds. 0: never.", least=0
+        description="Time until the session of a finished subagent is archived, in seconds. 0: never. Default: the "
+        "time in [defaults.subagents].",
+        least=0,
     ),
     **{f"heartbeat.{name}": rule for name, rule in heartbeats.HEARTBEAT_SETTING_RULES.items()},
-    "turns_max": SettingRule(least=1, most=100_000),
-    "run_seconds_max": SettingRule(least=1),
-    "tokens_max": SettingRule(least=1),
-    "cost_microusd_max": SettingRule(least=0),
-    "tree_microusd_max": SettingRule(least=0),
-    "day_microusd_max": SettingRule(least=0),
-    "month_microusd_max": SettingRule(least=0),
-    "attempts_max": SettingRule(least=1, most=1000),
-    "replay_age_s": SettingRule(least=0),
-    "approval_wait_s": SettingRule(least=0),
+    "turns_max": SettingRule(
+        description="Maximum number of turns of a run. A turn is one model reply and the tool calls that it requests.",
+        least=1,
+        most=100_000,
+    ),
+    "run_seconds_max": SettingRule(
+        description="Maximum duration of a run, in seconds. Default: the limit in [defaults].", least=1
+    ),
+    "tokens_max": SettingRule(
+        description="Maximum number of input and output tokens of a run. Default: no limit.", least=1
+    ),
+    "cost_microusd_max": SettingRule(
+        description="Maximum cost of a run, in millionths of a US dollar. Default: no limit.", least=0
+    ),
+    "tree_microusd_max": SettingRule(
+        description="Maximum cost of a run and all runs that it starts, directly or not, in millionths of a US dollar. "
+        "Default: no limit.",
+        least=0,
+    ),
+    "day_microusd_max": SettingRule(
+        description="Maximum cost of the agent's runs in a day, in millionths of a US dollar. Default: no limit.",
+        least=0,
+    ),
+    "month_microusd_max": SettingRule(
+        description="Maximum cost of the agent's runs in a month, in millionths of a US dollar. Default: no limit.",
+        least=0,
+    ),
+    "attempts_max": SettingRule(
+        description="Maximum number of attempts to complete a run that crashes interrupt. After the last attempt, its "
+        "envelopes are dead letters.",
+        least=1,
+        most=1000,
+    ),
+    "replay_age_s": SettingRule(
+        description="Maximum age of envelopes that are still processed after a restart of the server, in seconds. "
+        "Default: no limit. 0: no envelope from before the restart is processed.",
+        least=0,
+    ),
+    "approval_wait_s": SettingRule(
+        description="Time that a run waits for an approval before it continues without the approval, in seconds.",
+        least=0,
+    ),
+    "permission_level": SettingRule(
+        description="Permission level of the agent, which decides which operations of the server it may use."
+    ),
     "icon": SettingRule(
-        description="Emoji or a few letters that represent the agent in the web app.",
+        description="Emoji or a few letters that represent the agent in the web app. Default: the first letters of its "
+        "name.",
         check=validators.check_icon,
         example="\N{FOX FACE}",
     ),
-    "color": SettingRule(description="Color of the agent in the web app.", example="teal"),
-    "visible": SettingRule(description="Whether the web app and other agents show the agent."),
+    "color": SettingRule(
+        description="Color of the agent in the web app. Default: derived from its name.", example="teal"
+    ),
+    "visible": SettingRule(description="Whether the agent is listed in the web app and for other agents."),
 }
 _UNDECLARABLE_FIELDS = frozenset({"name", "version"})  # the name is the table's key, and the store counts versions
 
@@ -231,7 +373,7 @@ class Declarations:
 
 
 def normalize_id(text: str) -> str:
-    """Normalize an id for comparisons: lower case, with a single hyphen for each run of other characters.
+    """Normalize an id for comparisons: lower case, with one hyphen in place of each sequence of other characters.
 
     The result is never empty.
     """
@@ -241,8 +383,8 @@ def normalize_id(text: str) -> str:
 def choose_default_agent(configured: str | None, names: Iterable[str]) -> str | None:
     """Return the default agent: the configured agent, otherwise `main`, otherwise the first.
 
-    None if there are no agents. A configured name that is not among `names` is returned unchanged, because the store
-    may have an agent of that name.
+    Returns None if there are no agents. A configured name that is not among `names` is returned too, because the store
+    may contain an agent of that name.
     """
     spelled: dict[str, str] = {}
     for name in names:
@@ -257,8 +399,8 @@ def parse_declarations(
 ) -> Declarations:
     """Parse the declarations in the content of the settings files.
 
-    With `allow_unknown`, an unknown runner is no error, because a plugin may provide it. `retinue apply` checks the
-    runner again.
+    With `allow_unknown`, an unknown runner is not an error, because a plugin may provide the runner. `retinue apply`
+    checks the runner again.
     """
     known = None if allow_unknown else runners
     templates = _TemplateResolver(_named_tables(tree, "templates", validators.check_name, faults), faults, known)
@@ -274,7 +416,7 @@ def parse_declarations(
 
 @dataclass(frozen=True, slots=True)
 class _NamedTable:
-    """One table whose key is a name that a person chose, such as `agents.ada`: its name, path and content."""
+    """A table with a name that a person chose, such as `[agents.ada]`: its name, path and content."""
 
     name: str
     path: KeyPath
@@ -284,7 +426,7 @@ class _NamedTable:
 def _named_tables(
     tree: Table, section: str, check: Callable[[str], str | None], faults: FaultCollector
 ) -> list[_NamedTable]:
-    """Return the tables of a section.
+    """Return the named tables in a section of the file, such as all `[agents.NAME]`.
 
     A name is normalized if that makes it valid. Invalid and duplicate names are reported.
     """
@@ -430,9 +572,9 @@ def _parse_agents(
 
 
 def _check_agent_table(entry: _NamedTable, faults: FaultCollector, runners: frozenset[str] | None) -> bool:
-    """Return whether the keys in this table are valid.
+    """Report errors in the agent's own keys, and return whether there were none.
 
-    Inherited keys are not checked again, so an error in a template is reported once.
+    Inherited keys are not checked here, so that an error in a template is reported only once.
     """
     before = faults.count
     own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
@@ -465,7 +607,7 @@ def _to_agent_fields(table: Table, path: KeyPath, faults: FaultCollector) -> Tab
 
 
 def _split_model(table: Table, path: KeyPath, faults: FaultCollector) -> Table:
-    """Split `model = { primary, fallbacks }` into two keys, and remove values that are the text `default`."""
+    """Split `model = { primary, fallbacks }` into two keys, and remove keys whose value is `"default"`."""
     own = {
         key: value
         for key, value in table.items()

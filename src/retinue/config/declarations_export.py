@@ -1,6 +1,6 @@
 """Exports agents and people as a settings file, from which `retinue apply` can create them again.
 
-It never contains a secret.
+The exported file never contains a secret.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors in a settings file. Each has the path of the setting, the file and the line. All are reported together."""
+"""Errors in settings files. Each error names the setting, the file and the line. All errors are reported together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SettingPosition(Struct, frozen=True):
 
 
 class SettingFault(Struct, frozen=True, kw_only=True):
-    """One error in the settings."""
+    """One error in the settings: its position, the sentence, the reason and the next step."""
 
     path: str
     sentence: str
@@ -66,7 +66,7 @@ class SettingFault(Struct, frozen=True, kw_only=True):
 
 
 class FaultCollector:
-    """Collects errors during parsing, so that all of them are reported at once."""
+    """Collects errors while settings are parsed, so that all errors are reported at once."""
 
     def __init__(self) -> None:
         self.positions: dict[KeyPath, SettingPosition] = {}
@@ -74,9 +74,9 @@ class FaultCollector:
         self._faults: dict[SettingFault, None] = {}
 
     def add(self, path: KeyPath, predicate: str, *, because: str = "", try_this: str = "", code: str = "") -> None:
-        """Add an error in a setting.
+        """Add an error about the setting at this path.
 
-        `predicate` continues a sentence that starts with the path: "must be a whole number".
+        The path is the subject of the error sentence, and `predicate` is the rest: "must be a whole number".
         """
         name = format_key_path(path)
         sentence = f"{name} {predicate}"
@@ -101,7 +101,7 @@ class FaultCollector:
         try_this: str = "",
         code: str = "",
     ) -> None:
-        """Add an error that is not about one setting: an unreadable file, an environment variable or an old name."""
+        """Add an error with its own sentence, such as an unreadable file, an environment variable or an old name."""
         self._add(
             SettingFault(path=path, sentence=sentence, position=position, because=because, try_this=try_this, code=code)
         )
@@ -174,7 +174,7 @@ def _format_faults(faults: tuple[SettingFault, ...]) -> str:
 
 
 class EnvironmentPathInvalid(Invalid):
-    """An environment variable that must be an absolute path is not."""
+    """The value of an environment variable must be an absolute path, but is not."""
 
     code = "config.path_invalid"
 
@@ -211,7 +211,7 @@ class SettingsFileUnreadable(Invalid):
 
 
 class SettingsFileUnchangeable(RetinueError):
-    """The server cannot make a change in the settings file without damaging the file."""
+    """The server cannot change the settings file, because the change would damage other parts of the file."""
 
     code = "config.unchangeable"
 
@@ -224,7 +224,7 @@ class SettingsFileUnchangeable(RetinueError):
 
 
 class SettingRenamed(Invalid):
-    """A change of settings uses the old name of a renamed setting."""
+    """A request to change settings uses the old name of a renamed setting."""
 
     code = "config.renamed"
 
@@ -245,7 +245,7 @@ class SettingInexpressible(Invalid):
         super().__init__(
             f"cannot write {path} to the settings file",
             because=because,
-            try_this="use a text, a number, true or false, a list or a table; use null only to remove a key",
+            try_this="use a string, a number, true or false, a list or a table; use null only to remove a key",
         )
 
 
@@ -263,7 +263,7 @@ class SecretVariableMissing(Invalid):
 
 
 class SecretFileUnusable(Invalid):
-    """The file that contains a secret is missing, or its content is not a secret."""
+    """The file that should contain a secret cannot be read, or its content cannot be a secret."""
 
     code = "config.secret_file_unusable"
 
@@ -283,6 +283,6 @@ class SecretFileExposed(Invalid):
     def __init__(self, path: Path) -> None:
         super().__init__(
             f"other users can access the secret file {path}",
-            because="it belongs to another user, or its mode allows others to read or change it",
+            because="it belongs to another user, or its mode allows other users to read or change it",
             try_this=f"chmod 600 {path}",
         )

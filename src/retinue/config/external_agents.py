@@ -1,4 +1,4 @@
-"""Settings that all external agents share. The address of each is in its agent definition."""
+"""Settings that apply to all external agents. The URL of each agent is in its definition."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ class ExternalAgentSettings:
 
     callback_url: str | None = setting(
         None,
-        "URL of this server as external agents reach it. Default: `public_url`, otherwise the address of the listener.",
+        "URL at which external agents reach this server. Default: `server.public_url`, otherwise the listen address.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_public_url,
         example="http://agents.lan:7717",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts to which requests are allowed although they are in your own network or use ports other than 80 and "
-        "443, as HOST:PORT.",
+        "Hosts to which the server may send requests although they are in your own network or use a port other than 80 "
+        "and 443, as HOST:PORT.",
         effect=SettingEffect.MESSAGE,
         check=check_host_and_port,
         example="127.0.0.1:9000",
     )
     webhook_secret: SecretReference | None = setting(
         None,
-        "Location of the key that signs outgoing webhooks: `env` or `file`. Default: no webhooks are sent.",
+        "Location of the key that signs outgoing webhooks: an environment variable (`env`) or a file (`file`). "
+        "Default: no webhooks are sent.",
         effect=SettingEffect.MESSAGE,
     )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retinue.config.errors import SettingsFileChanged, SettingsFileUnreadable
-from retinue.config.loader import (
+from retinue.config.settings_diff import SettingChange, diff_configurations
+from retinue.config.settings_loader import (
     Configuration,
     examine_configuration,
     find_data_directory,
@@ -18,7 +19,6 @@ from retinue.config.loader import (
     load_configuration,
     read_settings_text,
 )
-from retinue.config.settings_diff import SettingChange, diff_configurations
 from retinue.config.toml_patch import Changes, patch_settings_text
 from retinue.config.toml_source import read_error_reason
 
@@ -34,7 +34,7 @@ class SettingsFileChange:
 
 
 def patch_settings_file(environment: Mapping[str, str], changes: Changes, *, expected_hash: str) -> SettingsFileChange:
-    """Change some settings in the settings file of this instance. The file is written completely or not at all."""
+    """Change some settings in the settings file of this instance. The file is replaced atomically."""
     file = find_settings_file(environment, find_data_directory(environment))
     text = read_current_text(file)
     result = patch_settings_text(
@@ -73,7 +73,8 @@ def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
 def write_durably(file: Path, text: str, *, mode: int, before_rename: Callable[[], None] = lambda: None) -> None:
     """Write a file completely or not at all, and flush it to disk.
 
-    If `before_rename` raises an error, the file is not changed.
+    `before_rename` is called before the new file takes the place of the old one. If it raises an error, the old file
+    stays unchanged.
     """
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:

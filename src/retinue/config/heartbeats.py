@@ -1,4 +1,4 @@
-"""Heartbeat settings: how often agents check in, and which heartbeat messages are shown."""
+"""Heartbeat settings: how often agents check in, and which notifications of heartbeats are sent."""
 
 from __future__ import annotations
 
@@ -53,15 +53,18 @@ def check_prompt(text: str) -> str | None:
 
 HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
     "every_s": SettingRule(
-        description=f"Time between heartbeats, in seconds, at least {HEARTBEAT_EVERY_S_MIN:g}. 0: no heartbeats.",
+        description="Time between heartbeats, in seconds. 0: no heartbeats. Any other value below "
+        f"{HEARTBEAT_EVERY_S_MIN:g} counts as {HEARTBEAT_EVERY_S_MIN:g}. Default: the more general setting, otherwise "
+        "1800.",
         least=0,
         most=EVERY_S_MAX,
     ),
     "active_start": SettingRule(
-        description="Time of day at which heartbeats start. Default: midnight.", check=check_hour, example="08:00"
+        description="Time of day from which heartbeats run. Default: midnight.", check=check_hour, example="08:00"
     ),
     "active_end": SettingRule(
-        description="Time of day at which heartbeats end, on the next day if before the start. Default: midnight.",
+        description="Time of day until which heartbeats run. A time before `active_start` is on the next day. Default: "
+        "midnight.",
         check=check_hour,
         example="22:00",
     ),
@@ -71,7 +74,8 @@ HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
         example="Europe/Berlin",
     ),
     "prompt": SettingRule(
-        description="Text of each heartbeat, before the checklist.",
+        description="Text at the beginning of the message that the agent gets at each heartbeat. Default: a built-in "
+        "text.",
         check=check_prompt,
         example="Look at the checklist.",
     ),
@@ -91,8 +95,8 @@ HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
         example="channel:telegram:42",
     ),
     "ack_chars_max": SettingRule(
-        description="Maximum number of characters besides HEARTBEAT_OK in a reply. A longer reply is an alert. "
-        "Default: 300.",
+        description="Maximum number of characters besides HEARTBEAT_OK in a reply that reports nothing. A longer reply "
+        "is an alert. Default: 300.",
         least=0,
         most=ACK_CHARS_LIMIT,
     ),
@@ -106,16 +110,22 @@ def _heartbeat_setting(name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatVisibilitySettings:
-    """Which heartbeat messages are shown on one platform or connector.
+    """Which notifications of heartbeats are sent to one platform or through one connector.
 
-    Unset values come from the general ones.
+    Unset values come from the platform, then from `[defaults.heartbeat]`.
     """
 
     show_ok: bool | None = setting(
-        None, "Whether the recipient gets a message when a heartbeat finds nothing to report."
+        None,
+        "Whether the recipient is notified when a heartbeat finds nothing to report. Default: the more general "
+        "setting.",
     )
-    show_alerts: bool | None = setting(None, "Whether the recipient gets the alerts of heartbeats.")
-    use_indicator: bool | None = setting(None, "Whether the web app shows when a heartbeat has run.")
+    show_alerts: bool | None = setting(
+        None, "Whether the recipient gets the alerts of heartbeats. Default: the more general setting."
+    )
+    use_indicator: bool | None = setting(
+        None, "Whether the web app shows when a heartbeat has run. Default: the more general setting."
+    )
 
     @property
     def visibility(self) -> HeartbeatVisibility:
@@ -126,8 +136,8 @@ class HeartbeatVisibilitySettings:
 class HeartbeatDefaults(HeartbeatRules):
     """Defaults for heartbeats.
 
-    They apply to the default agent, unless some agent has its own heartbeat. In that case they
-    apply to the agents that have one, for values they do not set.
+    If no agent has its own heartbeat settings, these settings give the default agent a heartbeat. Otherwise only
+    agents with such settings have heartbeats, and values that an agent does not set come from here.
     """
 
     every_s: float | None = _heartbeat_setting("every_s")
@@ -140,24 +150,26 @@ class HeartbeatDefaults(HeartbeatRules):
     target: str | None = _heartbeat_setting("target")
     ack_chars_max: int | None = _heartbeat_setting("ack_chars_max")
     show_ok: bool = setting(
-        bool(SHOWN.ok), "Whether the recipient gets a message when a heartbeat finds nothing to report."
+        bool(SHOWN.ok), "Whether the recipient is notified when a heartbeat finds nothing to report."
     )
     show_alerts: bool = setting(bool(SHOWN.alerts), "Whether the recipient gets the alerts of heartbeats.")
     use_indicator: bool = setting(bool(SHOWN.indicator), "Whether the web app shows when a heartbeat has run.")
     platforms: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
-        "Heartbeat messages to show on one platform, such as `telegram`. `person` means the inbox of a person.",
+        "Which notifications of heartbeats are sent to one platform, such as `telegram`. The name `person` stands for "
+        "the inboxes of people.",
         check=validators.check_name,
         example="telegram",
     )
     connectors: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
-        "Heartbeat messages to show on one connector, such as `telegram-2`. They override those of its platform.",
+        "Which notifications of heartbeats are sent through one connector, such as `telegram-2`. These settings "
+        "override those of its platform.",
         check=validators.check_name,
         example="telegram-2",
     )
 
     @property
     def rules(self) -> HeartbeatRules:
-        """The heartbeat rules, without the settings for visibility."""
+        """The heartbeat rules, without `show_ok`, `show_alerts` and `use_indicator`."""
         return self.with_defaults(HeartbeatRules())

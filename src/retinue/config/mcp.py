@@ -26,7 +26,7 @@ _NO_VARIABLES = cast("Mapping[str, VariableValue | SecretReference]", {})
 def check_server_name(text: str) -> str | None:
     """Check the name of an MCP server.
 
-    The server's folder has this name, and the names of its tools begin with it and a `_`.
+    The name is also the name of the MCP server's folder. With a `_`, it is the prefix of the names of its tools.
     """
     if len(text) <= SERVER_NAME_LENGTH_MAX and _SERVER_NAME.fullmatch(text):
         return None
@@ -37,13 +37,13 @@ def check_server_name(text: str) -> str | None:
 class McpServerSettings:
     """One MCP server: a command that uses stdio, or a URL.
 
-    A command runs in the sandbox: it has its own folder, the resources named here, and no other
-    access to this machine.
+    A command runs in the sandbox. It can access a folder that belongs to it and the resources that are named here, and
+    nothing else on this machine.
     """
 
     command: tuple[str, ...] = setting(
         (),
-        "Command that starts the MCP server, one word per item.",
+        "Command that starts the MCP server: the program and its arguments, each as one item.",
         effect=SettingEffect.HOT,
         example="/usr/bin/weather-mcp",
     )
@@ -54,7 +54,7 @@ class McpServerSettings:
         check=validators.check_url,
         example="https://mcp.example.com/mcp",
     )
-    enabled: bool = setting(True, "Whether the MCP server is enabled.", effect=SettingEffect.HOT)
+    enabled: bool = setting(True, "Whether the MCP server is used.", effect=SettingEffect.HOT)
     agents: tuple[str, ...] = setting(
         ("*",),
         "Agents that may use the tools of this MCP server, as globs. An empty list: none.",
@@ -63,46 +63,54 @@ class McpServerSettings:
     )
     allow: tuple[str, ...] = setting(
         ("*",),
-        "Tools that are available, as globs for the names that the MCP server uses. An empty list: none.",
+        "Tools of this MCP server that are available, as globs for the names that the MCP server uses. An empty list: "
+        "none.",
         effect=SettingEffect.HOT,
         example="search_*",
     )
     deny: tuple[str, ...] = setting(
-        (), "Tools that are never available, as globs.", effect=SettingEffect.HOT, example="delete_*"
+        (), "Tools of this MCP server that are never available, as globs.", effect=SettingEffect.HOT, example="delete_*"
     )
     env: Mapping[str, VariableValue | SecretReference] = setting(
         _NO_VARIABLES,
-        "Environment variables of the command: texts, or locations of secrets. The command has no other variables.",
+        "Environment variables of the command, each with its value or the location of a secret. The command gets no "
+        "other variables from the server.",
         effect=SettingEffect.HOT,
         check=check_variable_name,
         example="WEATHER_KEY",
     )
     headers: Mapping[str, VariableValue | SecretReference] = setting(
         _NO_VARIABLES,
-        "Headers of each request to the MCP server: texts, or locations of secrets.",
+        "Headers of each request to the MCP server, each with its value or the location of a secret.",
         effect=SettingEffect.HOT,
         check=validators.check_header,
         example="Authorization",
     )
     hosts: tuple[str, ...] = setting(
         (),
-        "Hosts that the command may reach: HOST, *.HOST or HOST:PORT. Default: no network.",
+        "Hosts that the command of the MCP server may reach: HOST, *.HOST or HOST:PORT. Default: no network.",
         effect=SettingEffect.HOT,
         check=check_allowed_host,
         example="api.example.com",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts from `hosts` that may be in the owner's own network, by exact name.",
+        "Hosts in `hosts` that may be in your own network, by exact name.",
         effect=SettingEffect.HOT,
         check=validators.check_host,
         example="nas.lan",
     )
     readable: tuple[Path, ...] = setting(
-        (), "Folders and files that the command may read.", effect=SettingEffect.HOT, example="/srv/notes"
+        (),
+        "Folders and files that the command of the MCP server may read. Default: none.",
+        effect=SettingEffect.HOT,
+        example="/srv/notes",
     )
     writable: tuple[Path, ...] = setting(
-        (), "Folders that the command may write.", effect=SettingEffect.HOT, example="/srv/notes/inbox"
+        (),
+        "Folders in which the command of the MCP server may write. Default: none.",
+        effect=SettingEffect.HOT,
+        example="/srv/notes/inbox",
     )
     start_timeout_s: float = setting(
         START_TIMEOUT_S,
@@ -112,18 +120,22 @@ class McpServerSettings:
         most=600,
     )
     call_timeout_s: float = setting(
-        CALL_TIMEOUT_S, "Maximum duration of one tool call, in seconds.", effect=SettingEffect.HOT, least=1, most=3600
+        CALL_TIMEOUT_S,
+        "Maximum duration of one tool call to the MCP server, in seconds.",
+        effect=SettingEffect.HOT,
+        least=1,
+        most=3600,
     )
     parallel_calls_max: int = setting(
         PARALLEL_CALLS_MAX,
-        "Maximum number of concurrent tool calls. Further calls wait.",
+        "Maximum number of concurrent tool calls to the MCP server. Further calls wait.",
         effect=SettingEffect.HOT,
         least=1,
         most=256,
     )
     memory_mib: int = setting(
         2048,
-        "Maximum memory of the command and its child processes, in MiB.",
+        "Maximum memory of the command of the MCP server and its child processes, in MiB.",
         effect=SettingEffect.HOT,
         least=16,
         most=2**20,

@@ -63,7 +63,7 @@ class WireFormat(StrEnum):
 
 
 class ProviderAuth(StrEnum):
-    """How requests to a provider contain its key."""
+    """How the API key is sent to a provider."""
 
     BEARER = "bearer"  # in the header `authorization`
     API_KEY = "api-key"  # in the header `x-api-key`
@@ -71,7 +71,7 @@ class ProviderAuth(StrEnum):
 
 
 class ProviderQuirk(StrEnum):
-    """Deviations of some model servers from their wire format. The modules of the formats use the same names."""
+    """Ways in which some model servers deviate from their API format. The modules of the formats use the same names."""
 
     MAX_COMPLETION_TOKENS = "max-completion-tokens"  # the maximum reply length has this name
     NO_STREAM_OPTIONS = "no-stream-options"  # the server rejects requests that ask for usage
@@ -86,45 +86,61 @@ class ProviderQuirk(StrEnum):
 class ProviderSettings:
     """A provider of models, or your own model server.
 
-    Unset values come from the built-in provider of that name.
+    Unset values come from the built-in provider with the same name.
     """
 
     format: WireFormat | None = setting(
-        None, "API format of the provider. Most providers accept `openai-chat`.", effect=SettingEffect.MESSAGE
+        None, "Format of the provider's API. Most providers accept `openai-chat`.", effect=SettingEffect.MESSAGE
     )
     url: str | None = setting(
         None,
-        "Base URL of the provider.",
+        "Base URL of the provider's API. Required unless the provider is built in.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_public_url,
         example="http://127.0.0.1:11434/v1",
     )
     name: str | None = setting(
         None,
-        "Name that people see.",
+        "Name of the provider that people see.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_display_name,
         example="The shed",
     )
     auth: ProviderAuth | None = setting(
-        None, "How the API key is sent. Default: the usual way for the API format.", effect=SettingEffect.MESSAGE
+        None,
+        "How the API key is sent: in the header `authorization` (`bearer`), in the header `x-api-key` (`api-key`), or "
+        "not at all (`none`). Default: the usual way for the API format.",
+        effect=SettingEffect.MESSAGE,
     )
     key: SecretReference | None = setting(
-        None, "Location of the API key: `env` or `file`.", effect=SettingEffect.MESSAGE
+        None,
+        "Location of the API key: an environment variable (`env`) or a file (`file`).",
+        effect=SettingEffect.MESSAGE,
     )
     headers: Mapping[str, str | SecretReference] = setting(
         cast("Mapping[str, str | SecretReference]", {}),
-        "Headers to send with every request. Write a secret value as its location.",
+        "Headers of every request to the provider. For a secret value, write its location.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_header,
         example="x-title",
     )
     quirks: tuple[ProviderQuirk, ...] = setting(
-        (), "Ways in which the provider deviates from the API format.", effect=SettingEffect.MESSAGE
+        (),
+        "Ways in which the provider deviates from the API format. Default: none, or those of the built-in provider.",
+        effect=SettingEffect.MESSAGE,
     )
     window_tokens: int | None = setting(None, "Context window of the provider's models, in tokens.", least=1)
-    requests_per_minute: int | None = setting(None, "Maximum number of requests per minute.", least=1)
-    tokens_per_minute: int | None = setting(None, "Maximum number of input and output tokens per minute.", least=1)
+    requests_per_minute: int | None = setting(
+        None,
+        "Maximum number of requests to the provider per minute. Further requests wait. Default: no limit.",
+        least=1,
+    )
+    tokens_per_minute: int | None = setting(
+        None,
+        "Maximum number of input and output tokens of the provider's models per minute. Further requests wait. "
+        "Default: no limit.",
+        least=1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +154,8 @@ class ModelEntry:
         check=validators.check_model_alias,
         example="opus",
     )
-    window_tokens: int | None = setting(None, "Context window, in tokens.", least=1)
-    output_tokens_max: int | None = setting(None, "Maximum length of a reply, in tokens.", least=1)
+    window_tokens: int | None = setting(None, "Context window of the model, in tokens.", least=1)
+    output_tokens_max: int | None = setting(None, "Maximum length of a reply of the model, in tokens.", least=1)
     vision: bool | None = setting(None, "Whether the model accepts images.")
     tools: bool | None = setting(None, "Whether the model can call tools.")
     efforts: tuple[str, ...] | None = setting(
@@ -155,14 +171,14 @@ class ModelEntry:
     )
     params: Mapping[str, Any] = setting(
         cast("Mapping[str, Any]", {}),
-        "Additional fields of each request to the model, sent unchanged.",
+        "Additional fields of the JSON body of each request to the model. They are sent unchanged.",
         effect=SettingEffect.MESSAGE,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model is called first, and its fallbacks. A plain string sets only the first model."""
+    """The model that is called first, and its fallbacks. A plain string in the file sets only the first model."""
 
     SHORT: ClassVar[str] = "primary"
 
@@ -186,30 +202,33 @@ class ModelChoice:
 class ModelRoutingSettings:
     """Which models agents use by default, and facts about individual models."""
 
-    default: ModelChoice = setting(ModelChoice(), "Model for agents without a model of their own.")
-    image: ModelChoice = setting(ModelChoice(), "Model to try first for images that the agent's model does not accept.")
+    default: ModelChoice = setting(ModelChoice(), "Model of agents for which no model is set.")
+    image: ModelChoice = setting(
+        ModelChoice(), "Model to try first for a message with images, if the agent's model does not accept images."
+    )
     utility: ModelChoice = setting(
         ModelChoice(), "Model for summaries and other small tasks. Default: the agent's model."
     )
     allow: tuple[str, ...] = setting(
         (),
-        "Models that may be used: references, aliases or patterns. The default model and built-in models are "
-        "always allowed. Default: all.",
+        "Models that may be used: PROVIDER/MODEL, aliases or patterns with `*`. The default model and built-in models "
+        "are always allowed. Default: all models.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_reference,
         example="anthropic/*",
     )
     retries_max: int = setting(
         2,
-        "Maximum number of retries after a provider's rate limit or error, before the next model is tried.",
+        "Maximum number of retries of a model call after a rate limit or error of the provider. After that, the next "
+        "model is tried.",
         least=0,
         most=10,
     )
     first_byte_timeout_s: float = setting(
-        120.0, "Time to wait for the first part of a reply, in seconds.", least=1, most=3600
+        120.0, "Maximum time until the first part of a streamed reply arrives, in seconds.", least=1, most=3600
     )
     stream_idle_timeout_s: float = setting(
-        120.0, "Time to wait for the next part of a reply, in seconds.", least=1, most=3600
+        120.0, "Maximum time between two parts of a streamed reply, in seconds.", least=1, most=3600
     )
     entries: Mapping[str, ModelEntry] = field(default_factory=dict[str, ModelEntry])
 
@@ -225,25 +244,37 @@ class MemoryFlushSettings:
 
     enabled: bool = setting(True, "Whether an agent may write to its memory before its context is compacted.")
     soft_threshold_tokens: int = setting(
-        4_000, "How many tokens before the compaction limit the agent may write to its memory.", least=0
+        4_000,
+        "Number of tokens below the size at which compaction starts. From there on, the agent may write to its memory.",
+        least=0,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """When a context is compacted, and how much of it stays unchanged."""
+    """When a context is compacted (its older records are replaced by a summary), and how much stays unchanged."""
 
     mode: CompactionMode = setting(
         CompactionMode.DEFAULT,
-        "How the summary is written: `default` (one summary), or `safeguard` (in parts, with the files and failures "
-        "of the removed records).",
+        "How removed records are summarized: in one summary (`default`), or in parts that also list files and failures "
+        "(`safeguard`).",
     )
-    start_share: float = setting(0.75, "Share of the context window at which compaction starts.", least=0.1, most=0.95)
+    start_share: float = setting(
+        0.75,
+        "Share of the context window at which compaction starts. For example, 0.75 is three quarters.",
+        least=0.1,
+        most=0.95,
+    )
     reserve_tokens_floor: int = setting(
-        20_000, "Minimum number of tokens that stay free for a reply, even if `start_share` leaves fewer.", least=0
+        20_000,
+        "Minimum number of tokens that stay free for a reply. Compaction starts earlier than `start_share` if needed.",
+        least=0,
     )
     max_history_share: float = setting(
-        0.5, "Maximum share of the context window for the records that stay unchanged.", least=0.05, most=0.9
+        0.5,
+        "Maximum share of the context window for recent records, which compaction does not summarize.",
+        least=0.05,
+        most=0.9,
     )
     timeout_s: float = setting(120.0, "Maximum time to write a summary, in seconds.", least=1, most=3600)
     memory_flush: MemoryFlushSettings = MemoryFlushSettings()
@@ -256,46 +287,61 @@ class PruningMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedToolSettings:
-    """Tools whose results are pruned, as patterns for tool names. If both lists match a tool, `deny` wins."""
+    """Tools whose old results may be pruned, as patterns for tool names. If both lists match a tool, `deny` wins."""
 
-    allow: tuple[str, ...] = setting(("*",), "Tools whose results may be pruned.")
-    deny: tuple[str, ...] = setting((), "Tools whose results are never pruned.")
+    allow: tuple[str, ...] = setting(("*",), "Tools whose old results may be trimmed or removed. An empty list: none.")
+    deny: tuple[str, ...] = setting((), "Tools whose results are never trimmed or removed.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftTrimSettings:
-    """How much of a long tool result is kept."""
+    """How long an old tool result may be before it is trimmed, and how much of it is kept."""
 
-    max_chars: int = setting(4_000, "Length above which a tool result is trimmed, in characters.", least=0)
-    head_chars: int = setting(1_500, "Number of characters that are kept from the beginning.", least=0)
-    tail_chars: int = setting(1_500, "Number of characters that are kept from the end.", least=0)
+    max_chars: int = setting(4_000, "Length above which an old tool result is trimmed, in characters.", least=0)
+    head_chars: int = setting(1_500, "Number of characters to keep from the beginning of a trimmed result.", least=0)
+    tail_chars: int = setting(1_500, "Number of characters to keep from the end of a trimmed result.", least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardClearSettings:
-    """What replaces an old tool result that is removed from the context."""
+    """Whether old tool results are removed from the context, and the text that replaces them."""
 
-    enabled: bool = setting(True, "Whether whole tool results are removed if trimming is not enough.")
-    placeholder: str = setting("[Old tool result content cleared]", "Text that replaces a removed result.")
+    enabled: bool = setting(
+        True, "Whether old tool results are removed if trimming does not shorten the context enough."
+    )
+    placeholder: str = setting(
+        "[Old tool result content cleared]", "Text that the model gets in place of a removed result."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningSettings:
-    """How old tool results are shortened before they are sent to the model. The store keeps them in full."""
+    """How old tool results are pruned (trimmed or removed) before a model call. The store keeps them in full."""
 
     mode: PruningMode = setting(
-        PruningMode.OFF, "Whether old tool results are pruned after the provider's cache has expired (`cache-ttl`)."
+        PruningMode.OFF,
+        "When old tool results are pruned: never (`off`), or once the provider's prompt cache has expired "
+        "(`cache-ttl`).",
     )
-    ttl_s: float = setting(300.0, "Time until the provider's cache expires, in seconds.", least=0)
-    keep_last_assistants: int = setting(3, "Number of most recent replies whose tool results are not pruned.", least=0)
+    ttl_s: float = setting(
+        300.0, "Time after which the provider's prompt cache is assumed to have expired, in seconds.", least=0
+    )
+    keep_last_assistants: int = setting(
+        3, "Number of the most recent model replies whose tool results are not pruned.", least=0
+    )
     soft_trim_ratio: float = setting(
-        0.3, "Share of the context window at which tool results are trimmed.", least=0, most=1
+        0.3,
+        "Size of the context from which long results are trimmed, as a share of the context window.",
+        least=0,
+        most=1,
     )
     hard_clear_ratio: float = setting(
-        0.5, "Share of the context window at which tool results are removed.", least=0, most=1
+        0.5, "Size of the context from which results are removed, as a share of the context window.", least=0, most=1
     )
     min_prunable_chars: int = setting(
-        50_000, "Minimum number of characters that pruning could remove. Below it, no tool result is removed.", least=0
+        50_000,
+        "Minimum number of characters in all results that could be pruned. If they have fewer, none is removed.",
+        least=0,
     )
     tools: PrunedToolSettings = PrunedToolSettings()
     soft_trim: SoftTrimSettings = SoftTrimSettings()
@@ -304,11 +350,12 @@ class PruningSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """Limits of an agent's context."""
+    """Maximum size of a context, and how a context is shortened."""
 
     emergency_context_limit: int = setting(
         200_000,
-        "Maximum estimated size of a context, in tokens. A larger context is reset before a model is called.",
+        "Maximum estimated size of a session's records, in tokens. If they are larger, the context is reset before the "
+        "next model call.",
         least=1,
     )
     compaction: CompactionSettings = CompactionSettings()
@@ -317,30 +364,41 @@ class ContextSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSettings:
-    """Maximum costs, in US dollars. Default: no limit.
+    """Maximum costs, in US dollars. Default: no limit. A model call that could exceed a budget is refused.
 
-    Days and months are in the owner's time zone.
+    A day or a month begins at midnight in the owner's time zone.
     """
 
     instance_day_usd: float | None = setting(
-        None, "Maximum cost of this server in a day, in US dollars. Default: no limit.", least=0, most=USD_MAX
+        None, "Maximum cost of all runs in a day, in US dollars. Default: no limit.", least=0, most=USD_MAX
     )
     instance_month_usd: float | None = setting(
-        None, "Maximum cost of this server in a month, in US dollars. Default: no limit.", least=0, most=USD_MAX
+        None, "Maximum cost of all runs in a month, in US dollars. Default: no limit.", least=0, most=USD_MAX
     )
     person_day_usd: float | None = setting(
-        None, "Maximum cost for one person in a day, in US dollars. Default: no limit.", least=0, most=USD_MAX
+        None,
+        "Maximum cost of all runs for one person in a day, in US dollars. Default: no limit.",
+        least=0,
+        most=USD_MAX,
     )
     person_month_usd: float | None = setting(
-        None, "Maximum cost for one person in a month, in US dollars. Default: no limit.", least=0, most=USD_MAX
+        None,
+        "Maximum cost of all runs for one person in a month, in US dollars. Default: no limit.",
+        least=0,
+        most=USD_MAX,
     )
     run_usd: float | None = setting(
         None, "Maximum cost of one run, in US dollars. Default: no limit.", least=0, most=USD_MAX
     )
     tree_usd: float | None = setting(
         None,
-        "Maximum cost of one run and all runs it started, in US dollars. Default: no limit.",
+        "Maximum cost of one run and all runs that it starts, directly or not, in US dollars. Default: no limit.",
         least=0,
         most=USD_MAX,
     )
-    warn_share: float = setting(0.8, "Share of a budget at which a run reports a warning.", least=0.01, most=1)
+    warn_share: float = setting(
+        0.8,
+        "Share of a budget at which an answer contains a warning. For example, 0.8 is 80 percent.",
+        least=0.01,
+        most=1,
+    )

@@ -44,7 +44,7 @@ def parse_top_level_sections(tree: Table, faults: FaultCollector) -> dict[str, A
 
 
 def _canonical_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
-    """Return the name of a provider with the spelling of [providers], or else of the built-in provider."""
+    """Return the name of a provider as it is spelled in [providers], or else as the built-in provider is spelled."""
     folded = name.casefold()
     declared = {each.casefold(): each for each in providers}
     return declared.get(folded) or PROVIDER_ALIASES.get(folded, folded)
@@ -85,7 +85,7 @@ def _check_providers(providers: Mapping[str, ProviderSettings], faults: FaultCol
 
 
 def _check_entries(models: ModelRoutingSettings, written: Table, faults: FaultCollector) -> None:
-    """Report model entries with an invalid name, and aliases that several models share."""
+    """Report model entries with an invalid name, and aliases that are set for several models."""
     aliases: dict[str, str] = {}
     for name in written:
         if wrong := validators.check_model_reference(name):

@@ -1,7 +1,7 @@
 """Settings in `[provenance]`: rules about where the values of tool arguments may come from.
 
-`policy/provenance` applies the rules. A rule names tools and arguments by globs. A value cannot be explained by the
-results of a tool that no rule names.
+`policy/provenance` applies the rules. A rule selects tools and arguments by globs. If no rule selects a tool, the
+tool's results cannot explain any value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ValueKind(StrEnum):
 class ValueType(Struct, frozen=True):
     """The type of a value, such as an email address or an id.
 
-    The type of an id includes its object, because the id of a file is not the id of an event.
+    The type of an id includes what the id refers to, because the id of a file is not the id of an event.
     """
 
     kind: ValueKind
@@ -54,12 +54,12 @@ def parse_value_type(text: str) -> ValueType:
 
 
 def parse_value_types(text: str) -> tuple[ValueType, ...]:
-    """Parse alternative types of a value, such as `account|name`. A value has the first type that it matches."""
+    """Parse alternative types of a value, such as `account|name`. The first type that fits the value is used."""
     return tuple(parse_value_type(each) for each in text.split("|"))
 
 
 class StandingExplanation(StrEnum):
-    """How an argument may be explained other than by the owner's words, if a rule of the owner permits it."""
+    """What may explain the value of an argument besides the owner's words, if a rule in the settings permits it."""
 
     TODAY = "today"  # today's date
     QUOTED = "quoted"  # verbatim from something that the owner named; not for content that is sent out
@@ -85,7 +85,7 @@ def _check_kind(text: str) -> str | None:
 
 
 def _check_kinds(text: str) -> str | None:
-    """Check the kinds of an argument, separated by `|`. An empty text sets no kind and is valid."""
+    """Check the kinds of an argument, separated by `|`. An empty text is valid and means that no kind is set."""
     if not text or all(_is_kind(each) for each in text.split("|")):
         return None
     return f"must be {_KINDS_TEXT}, or several of them, as in account|name"
@@ -104,15 +104,15 @@ def _check_pattern(text: str) -> str | None:
 
 
 def _required_metadata(description: str, **rule: Any) -> Mapping[str, SettingRule]:
-    """Return the metadata of a key that must be set."""
+    """Return the metadata of a required key: its description, and the check of its value."""
     return {"rule": SettingRule(description=description, effect=SettingEffect.MESSAGE, **rule)}
 
 
 _TOOLS_METADATA = _required_metadata(
-    "Glob for the names of the tools.", check=validators.check_glob, example="calendar_*"
+    "Tools to which this rule applies: a glob for their names.", check=validators.check_glob, example="calendar_*"
 )
-_KIND_RULE = SettingRule(description="Kind of value in the field.", check=_check_kind, example="id:file")
-_WORD_RULE = SettingRule(description="Words of the owner.", check=_check_words, example="sent")
+_KIND_RULE = SettingRule(description="Kind of the value in the field.", check=_check_kind, example="id:file")
+_WORD_RULE = SettingRule(description="Words that the owner may use.", check=_check_words, example="sent")
 _NO_TEXTS = cast("Mapping[str, str]", {})
 _NO_WORDS = cast("Mapping[str, tuple[str, ...]]", {})
 
@@ -122,53 +122,53 @@ _NO_WORDS = cast("Mapping[str, tuple[str, ...]]", {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRule:
-    """How far results of some tools are trusted, and which typed values they contain."""
+    """A rule about the results of some tools: how far they are trusted, and which typed values they contain."""
 
     tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     trust: Trust = dataclasses.field(
-        metadata=_required_metadata("Trust in the results of these tools.", example="untrusted")
+        metadata=_required_metadata("Trust level of the results of these tools.", example="untrusted")
     )
     fields: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Typed fields of a result, each with its kind. Only these fields can explain a value. `<item>` is each item "
-        "of a list. `<key>` and `<value>` are the keys and values of an object.",
+        "Fields of a result whose values can explain an argument, each with the kind of its value. `<item>` stands for "
+        "each item of a list, `<key>` and `<value>` for the keys and values of an object.",
         effect=SettingEffect.MESSAGE,
         values=_KIND_RULE,
     )
     patterns: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Regular expressions that find typed values in fields that only the tool writes. Each is matched from the "
-        "beginning of its field. Each named group is one of `fields`.",
+        "Regular expressions that extract values from text fields, by the name of the field. The name of each group is "
+        "a key in `fields`. Use them only for text that the tool writes.",
         effect=SettingEffect.MESSAGE,
         values=SettingRule(
-            description="Regular expression, matched from the beginning of the field.",
+            description="Regular expression that matches from the beginning of the field.",
             check=_check_pattern,
             example="Rating: (?P<rating>[0-9.]+)",
         ),
     )
     field_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "Words of the owner that select one field when several could be meant. For example, `sent` selects a sender.",
+        "Words with which the owner selects a field, by the name of the field. For example, `sent` selects the sender.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
     owner_field: str = setting(
         "",
-        "Field that says who wrote the content. The owner wrote it if the field has one of `owner_values`.",
+        "Field that says who wrote the content of a result. If its value is in `owner_values`, the owner wrote it.",
         effect=SettingEffect.MESSAGE,
     )
     owner_values: tuple[str, ...] = setting(
-        (), "Values of `owner_field` that mean that the owner wrote the content.", effect=SettingEffect.MESSAGE
+        (), "Values of `owner_field` which mean that the owner wrote the content.", effect=SettingEffect.MESSAGE
     )
     owner_content_fields: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Fields that are typed only if the owner wrote the content.",
+        "Additional entries of `fields` that apply only if the owner wrote the content.",
         effect=SettingEffect.MESSAGE,
         values=_KIND_RULE,
     )
     typed_only: bool = setting(
         False,
-        "Whether a result contains typed values only. A result with anything else is untrusted.",
+        "Whether results contain only values of `fields`. A result that contains anything else is untrusted.",
         effect=SettingEffect.MESSAGE,
     )
 
@@ -186,49 +186,54 @@ class SourceRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRule:
-    """What kind of value an argument has, and what may explain the value besides the owner's text."""
+    """A rule about an argument: the kind of its value, and what may explain the value besides the owner's text."""
 
     tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     argument: str = dataclasses.field(
         metadata=_required_metadata(
-            "Glob for the names of the arguments.", check=validators.check_glob, example="recipient*"
+            "Arguments to which this rule applies: a glob for their names.",
+            check=validators.check_glob,
+            example="recipient*",
         )
     )
     kind: str = setting(
         "",
-        "Kind of value of the argument, or several kinds separated by a bar. Default: derived from its name, schema "
-        "or form.",
+        "Kind of the argument's value, or several kinds separated by a vertical bar. Default: derived from the name, "
+        "schema or form of the argument.",
         effect=SettingEffect.MESSAGE,
         check=_check_kinds,
         example="id:file",
     )
     explanations: tuple[StandingExplanation, ...] = setting(
         cast("tuple[StandingExplanation, ...]", ()),
-        "Ways to explain the argument's value, in addition to the owner's text.",
+        "What may explain the argument's value besides the owner's text. The guide on injection lists the choices.",
         effect=SettingEffect.MESSAGE,
     )
     choice_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "Words with which the owner requests each choice. The key `all` has the words that request every value.",
+        "Words with which the owner requests a choice, by choice. The key `all` has the words that request every "
+        "value.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
     unless: tuple[str, ...] = setting(
-        (), "Arguments that disable `explanations` if a call has them.", effect=SettingEffect.MESSAGE
+        (),
+        "Names of arguments. `explanations` do not apply to a call that has one of them.",
+        effect=SettingEffect.MESSAGE,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequestRule:
-    """The words with which the owner requests certain tools.
+    """A rule about the words with which the owner requests certain tools.
 
-    Without a rule, the words in a tool's name request that tool.
+    If no rule applies to a tool, the words in its name request the tool.
     """
 
     tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     words: tuple[str, ...] = dataclasses.field(
         metadata=_required_metadata(
-            "Words that request these tools; any one is enough. `*`: the tools need no request.",
+            "Words with which the owner requests these tools. One of them is enough. `*`: no request is needed.",
             check=_check_words,
             example="pay",
         )
@@ -237,18 +242,20 @@ class ToolRequestRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRule:
-    """The field that a word such as `largest` compares, and whether the word means the maximum or the minimum."""
+    """A rule about a word such as `largest`: which field it compares, and whether it means the maximum or minimum."""
 
     words: str = dataclasses.field(
         metadata=_required_metadata(
-            "Words that select by size, such as `largest`.", check=_check_words, example="largest"
+            "Phrase of the owner that selects by comparison, such as `largest`.", check=_check_words, example="largest"
         )
     )
     field: str = dataclasses.field(
-        metadata=_required_metadata("Field that is compared.", check=_check_words, example="size")
+        metadata=_required_metadata(
+            "Field of the results that is compared, such as `size`.", check=_check_words, example="size"
+        )
     )
     is_maximum: bool = setting(
-        True, "Whether the words mean the largest value. False: the smallest.", effect=SettingEffect.MESSAGE
+        True, "Whether the phrase means the largest value (true) or the smallest (false).", effect=SettingEffect.MESSAGE
     )
     counted: bool = setting(
         False,
@@ -257,31 +264,35 @@ class MeasureRule:
     )
     complete_only: bool = setting(
         True,
-        "Whether the rule applies only to complete results: those of a call without arguments.",
+        "Whether the rule applies only to complete results, which are results of calls without arguments.",
         effect=SettingEffect.MESSAGE,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenanceSettings:
-    """Where the values of tool arguments may come from. The first matching rule applies. See the guide on injection."""
+    """Rules about where the values of tool arguments may come from. The first rule that matches applies."""
 
     source: tuple[SourceRule, ...] = setting(
-        cast("tuple[SourceRule, ...]", ()), "Trust in results.", effect=SettingEffect.MESSAGE
+        cast("tuple[SourceRule, ...]", ()), "Rules about the results of tools.", effect=SettingEffect.MESSAGE
     )
     argument: tuple[ArgumentRule, ...] = setting(
-        cast("tuple[ArgumentRule, ...]", ()), "Kinds of arguments.", effect=SettingEffect.MESSAGE
+        cast("tuple[ArgumentRule, ...]", ()), "Rules about the arguments of tools.", effect=SettingEffect.MESSAGE
     )
     tool_request: tuple[ToolRequestRule, ...] = setting(
-        cast("tuple[ToolRequestRule, ...]", ()), "Words that request a tool.", effect=SettingEffect.MESSAGE
+        cast("tuple[ToolRequestRule, ...]", ()),
+        "Rules about the words that request a tool.",
+        effect=SettingEffect.MESSAGE,
     )
     measure: tuple[MeasureRule, ...] = setting(
         cast("tuple[MeasureRule, ...]", ()),
-        "Words that select by size, such as `largest`.",
+        "Rules about words that select by comparison, such as `largest`.",
         effect=SettingEffect.MESSAGE,
     )
     explaining_trust: tuple[Trust, ...] = setting(
-        (Trust.OWNER,), "Trust levels of text that can explain the value of an argument.", effect=SettingEffect.MESSAGE
+        (Trust.OWNER,),
+        "Trust levels of text that may explain the value of an argument. Default: only text of the owner.",
+        effect=SettingEffect.MESSAGE,
     )
 
 

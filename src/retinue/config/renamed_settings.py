@@ -1,7 +1,7 @@
-"""Finds settings in a file that have been renamed, and their new names. The table is `renamed_names.SETTINGS`.
+"""Finds renamed settings in a file, and their new names. `renamed_names.SETTINGS` lists all old and new names.
 
-A path is matched level by level, with the new names of the tables around it. So a file may use old and new names side
-by side, such as `news_days` in `[server.retention]`.
+A path is matched level by level, after old names of its tables were replaced. So one path may mix old and new names,
+such as the old `news_days` in the new `[server.retention]`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ANY = "*"
 
 
 class RenamedSetting(Struct, frozen=True):
-    """An old key or value in a file, and the new name, as a person reads them.
+    """A renamed key or value in a file. `old` and `new` are the names, formatted for display.
 
     `path` is the path in the file, with the old names. If a value was renamed, `value` is the new value.
     """
@@ -40,7 +40,7 @@ class RenamedSetting(Struct, frozen=True):
 class SettingRenames(Struct, frozen=True, kw_only=True):
     """The renamed keys and values of one file. `tree` is the content of the file with the new names.
 
-    `conflicts` are keys that the file has under both names. A person must choose between them.
+    `conflicts` are settings that the file contains under both names. A person must remove one of the two.
     """
 
     tree: Table
@@ -50,7 +50,7 @@ class SettingRenames(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Level:
-    """The renames that apply in one table: its keys, its values and the tables in it, by their new names."""
+    """The renames that apply in one table: those of its keys and values, and of the tables in it."""
 
     tables: dict[str, _Level] = field(default_factory=dict[str, "_Level"])
     keys: dict[str, str] = field(default_factory=dict[str, str])
@@ -86,7 +86,7 @@ def _renames() -> _Level:
 def _enter(levels: Sequence[_Level], path: KeyPath, key: str, platforms: Platforms) -> list[_Level]:
     """Return the renames that apply in the table `key` at this path.
 
-    A connector has two sets of renames: for every connector, and for its platform.
+    For a connector, these are the renames for all connectors and the renames for its platform.
     """
     names = [key, _ANY]
     if path == ("connectors",):
@@ -100,7 +100,7 @@ def list_connectors(tree: Table) -> set[str]:
 
 
 def find_platforms(tree: Table) -> dict[str, str]:
-    """Return the platform of each connector in the settings, whether the key has the old or the new name."""
+    """Return the platform of each connector in the settings. The key of the platform may have its old name."""
     connectors = tree.get("connectors")
     if not isinstance(connectors, dict):
         return {}
@@ -156,7 +156,7 @@ def rename_settings(tree: Table, platforms: Platforms) -> SettingRenames:
 def list_old_names(renamed: Sequence[RenamedSetting], tree: Table, platforms: Platforms) -> list[RenamedSetting]:
     """Return the old names in a file, without duplicates.
 
-    A table with only one key is listed as that key: `house.zone`, not `house`.
+    If a renamed table has only one key, the path of that key is listed: `house.zone`, not `house`.
     """
     shown: dict[str, RenamedSetting] = {}
     for each in renamed:
@@ -210,7 +210,7 @@ def find_new_name(path: KeyPath, key: str) -> str | None:
 def find_new_parameter(key: str, known: Sequence[str]) -> str | None:
     """Return the new name of an operation's parameter, if the given name is an old name of a setting.
 
-    Returns None if the operation has no parameter of the new name.
+    Returns None if the operation has no parameter with the new name.
     """
     return next((new for old, new in _parameters() if old == key and new in known), None)
 

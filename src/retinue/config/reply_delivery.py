@@ -1,4 +1,4 @@
-"""Settings for reply delivery in chats: chunking, pauses, streaming, typing indicator and reactions.
+"""Settings for the delivery of replies in chats: chunking, pauses, streaming, typing indicator and reactions.
 
 `[replies]` applies to all connectors. `[connectors.NAME.replies]` overrides it for one connector.
 """
@@ -43,37 +43,39 @@ def check_emoji(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyDeliverySettings:
-    """How replies are delivered in chats. An unset value of a connector comes from `[replies]`."""
+    """How replies are delivered in chats. A value that is not set for a connector comes from `[replies]`."""
 
     chunk_mode: ChunkMode | None = setting(
         None,
-        "Where a long answer is split: `length` (at the maximum length) or `newline` (also after each "
-        "paragraph). Default: `length`.",
+        "Where an answer is split into messages: only where it exceeds the maximum length (`length`), or also after "
+        "each paragraph (`newline`). Default: `length`.",
         effect=SettingEffect.MESSAGE,
     )
     text_max: int | None = setting(
         None,
-        "Maximum length of a message, as the platform counts it. Default: the platform's limit.",
+        "Maximum length of a message, in the unit that the platform counts. Default: the platform's limit.",
         effect=SettingEffect.MESSAGE,
         least=TEXT_CHARS_MIN,
         most=TEXT_CHARS_LIMIT,
     )
     quoting: QuoteMode | None = setting(
         None,
-        "Which messages of an answer quote the message that it answers, if both are in the same chat: none (`off`), "
-        "the `first` or `all`. Default: `first`.",
+        "Which messages of an answer quote the question, if it is in the same chat: none (`off`), the first (`first`) "
+        "or all (`all`). Default: `first`.",
         effect=SettingEffect.MESSAGE,
     )
     prefix: str | None = setting(
         None,
-        "Text before each answer. Placeholders: {identity.name}, {agent}, {model}, {modelFull} and {provider}.",
+        "Text before each answer. Default: none. Placeholders: {identity.name}, {agent}, {model}, {modelFull} and "
+        "{provider}.",
         effect=SettingEffect.MESSAGE,
         check=check_prefix,
         example="[{identity.name}]",
     )
     human_delay: HumanDelay | None = setting(
         None,
-        "Pause between the messages of one answer: `off`, `natural` (0.8 to 2.5 s) or `custom`. Default: `off`.",
+        "Pause between the messages of one answer: none (`off`), 0.8 to 2.5 seconds (`natural`), or between "
+        "`delay_min_ms` and `delay_max_ms` (`custom`). Default: `off`.",
         effect=SettingEffect.MESSAGE,
     )
     delay_min_ms: int | None = setting(
@@ -92,58 +94,66 @@ class ReplyDeliverySettings:
     )
     interim: bool | None = setting(
         None,
-        "Whether the text that an agent writes between its tool calls is sent at once. Default: yes.",
+        "Whether text that an agent writes between its tool calls is sent at once. Otherwise only the answer is sent. "
+        "Default: yes.",
         effect=SettingEffect.MESSAGE,
     )
     stream: StreamMode | None = setting(
         None,
-        "How people see an unfinished answer: not at all (`off`), as short messages (`blocks`), or as one message "
-        "that grows, if the platform supports it (`preview`). Default: `off`.",
+        "What people see of an answer before it is complete: nothing (`off`), short messages (`blocks`), or one "
+        "message that grows, if the platform supports edits (`preview`). Default: `off`.",
         effect=SettingEffect.MESSAGE,
     )
     block_min: int | None = setting(
         None,
-        "Minimum length of a block, in characters. Shorter text waits for more text. Default: 800.",
+        "Minimum length of a message if `stream` is `blocks`, in characters. Shorter text waits for more text. "
+        "Default: 800.",
         effect=SettingEffect.MESSAGE,
         least=1,
         most=BLOCK_CHARS_LIMIT,
     )
     block_max: int | None = setting(
         None,
-        "Maximum length of a block, in characters. Default: 1200.",
+        "Maximum length of a message if `stream` is `blocks`, in characters. Default: 1200.",
         effect=SettingEffect.MESSAGE,
         least=TEXT_CHARS_MIN,
         most=BLOCK_CHARS_LIMIT,
     )
     block_break: BlockBreak | None = setting(
         None,
-        "Where a block ends, if possible: `paragraph`, `newline` or `sentence`. Default: `paragraph`.",
+        "Where a message ends if `stream` is `blocks`, if possible: at the end of a paragraph (`paragraph`), line "
+        "(`newline`) or sentence (`sentence`). Default: `paragraph`.",
         effect=SettingEffect.MESSAGE,
     )
     block_idle_ms: int | None = setting(
         None,
-        "Time that a short block waits for more text, in milliseconds. Default: 1000.",
+        "Time that a text shorter than `block_min` waits for more text, in milliseconds. Default: 1000.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=IDLE_MS_LIMIT,
     )
     typing: TypingMode | None = setting(
         None,
-        "When the typing indicator appears: `never`, `instant` (when the run starts), `thinking` (first "
-        "output of the model) or `message` (first word of the answer). Default: `instant`.",
+        "When the typing indicator appears: never (`never`), when the run starts (`instant`), with the first output of "
+        "the model (`thinking`), or with the first word of the answer (`message`). Default: `instant`.",
         effect=SettingEffect.MESSAGE,
     )
     ack: str | None = setting(
-        None, "Emoji reaction that marks a message as seen. Empty: none.", check=check_emoji, example="👀"
+        None,
+        "Emoji with which the agent reacts to a message as soon as it is received. Default: no reaction.",
+        check=check_emoji,
+        example="👀",
     )
     ack_scope: AckScope | None = setting(
         None,
-        "Which messages get the reaction `ack`: `off`, `direct`, `group-mentions`, `group-all` or `all`. Default: "
-        "`group-mentions`.",
+        "Which messages get the reaction `ack`: none (`off`), direct messages (`direct`), group messages to the agent "
+        "(`group-mentions`), all group messages (`group-all`) or all (`all`). Default: `group-mentions`.",
         effect=SettingEffect.MESSAGE,
     )
     remove_ack: bool | None = setting(
-        None, "Whether the reaction `ack` is removed after the answer. Default: no.", effect=SettingEffect.MESSAGE
+        None,
+        "Whether the reaction `ack` is removed once the message is answered. Default: no.",
+        effect=SettingEffect.MESSAGE,
     )
 
     def with_defaults(self, defaults: ReplyDelivery = DEFAULT_REPLY_DELIVERY) -> ReplyDelivery:

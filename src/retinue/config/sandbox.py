@@ -44,7 +44,7 @@ def check_allowed_host(text: str) -> str | None:
 def split_host_and_port(text: str) -> tuple[str, int | None]:
     """Split a text into host and port.
 
-    The port is None if the text has none, and -1 if the text after the colon is not a port number.
+    The port is None if the text contains no port, and -1 if the text after the colon is not a port number.
     """
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
@@ -83,7 +83,11 @@ class CommandLimitSettings:
     """Resource limits of one command."""
 
     seconds: float = setting(
-        1800.0, "Maximum duration of a command, in seconds.", effect=SettingEffect.MESSAGE, least=1, most=86_400
+        1800.0,
+        "Maximum duration of a command, in seconds. After that, the command is killed.",
+        effect=SettingEffect.MESSAGE,
+        least=1,
+        most=86_400,
     )
     memory_mib: int = setting(
         2048,
@@ -103,27 +107,31 @@ class CommandLimitSettings:
         most=MIB_MAX,
     )
     tmp_mib: int = setting(
-        512, "Size of the command's /tmp, in MiB.", effect=SettingEffect.MESSAGE, least=1, most=MIB_MAX
+        512, "Size of the /tmp folder that a command sees, in MiB.", effect=SettingEffect.MESSAGE, least=1, most=MIB_MAX
     )
     output_mib: int = setting(
-        64, "Maximum output of a command, in MiB.", effect=SettingEffect.MESSAGE, least=1, most=1024
+        64,
+        "Maximum amount of output that a command may print, in MiB.",
+        effect=SettingEffect.MESSAGE,
+        least=1,
+        most=1024,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerSettings:
-    """Settings of containers, if `kind` is `docker`."""
+    """Settings of the containers in which commands run if `sandbox.kind` is `docker`."""
 
     image: str = setting(
         "debian:stable-slim",
-        "Image of the containers. It must exist locally, because the server does not download images.",
+        "Image of the containers. It must exist on this machine: the server does not download images.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_image,
         example="debian:stable-slim",
     )
     prefix: str = setting(
         "retinue",
-        "Prefix of container names.",
+        "Prefix of the names of containers that the server creates.",
         effect=SettingEffect.MESSAGE,
         check=check_container_prefix,
         example="retinue",
@@ -133,26 +141,32 @@ class DockerSettings:
     )
     binds: tuple[str, ...] = setting(
         (),
-        "Additional folders in a container, as FROM:TO or FROM:TO:ro. A container engine's socket, a home directory "
-        "and the data directory are not allowed.",
+        "Additional folders to mount in a container: FROM:TO, or FROM:TO:ro for read-only access. The socket of a "
+        "container engine, a home directory and the data directory are not allowed.",
         effect=SettingEffect.MESSAGE,
         example="/srv/data:/data:ro",
     )
-    setup: str = setting("", "Shell command that runs once in a new container.", effect=SettingEffect.MESSAGE)
+    setup: str = setting(
+        "", "Shell command that runs once in each new container. Default: none.", effect=SettingEffect.MESSAGE
+    )
     idle_hours: float = setting(24.0, "Time until an unused container is removed, in hours.", least=0.1, most=8760)
     age_days: float = setting(7.0, "Age at which a container is removed, in days.", least=0.01, most=3650)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRule:
-    """A secret that commands may use. They can read it only if `variable` is set.
+    """A secret that commands may use. Commands can read the secret only if `variable` is set.
 
-    With `header`, the proxy adds it to requests to `hosts`, and no command sees it. With
-    `variable`, commands that match `commands` get it in their environment. `agents` are the agents
-    that may use it; empty means all.
+    With `header`, the proxy adds the secret to requests to `hosts`, and no command sees it. With `variable`, the
+    commands in `commands` get the secret in their environment. `agents` are the agents whose commands may use the
+    secret; if it is empty, all may.
     """
 
-    secret: SecretReference | None = setting(None, "Location of the secret.", effect=SettingEffect.MESSAGE)
+    secret: SecretReference | None = setting(
+        None,
+        "Location of the secret: an environment variable of the server (`env`) or a file (`file`).",
+        effect=SettingEffect.MESSAGE,
+    )
     agents: tuple[str, ...] = setting(
         (),
         "Agents whose commands may use the secret. Default: all agents.",
@@ -162,29 +176,32 @@ class SecretRule:
     )
     hosts: tuple[str, ...] = setting(
         (),
-        "Hosts for which the proxy adds the secret to requests, as HOST or HOST:PORT.",
+        "Hosts to which the secret is sent, as HOST or HOST:PORT. The proxy of the sandbox adds `header` to requests "
+        "to these hosts.",
         effect=SettingEffect.MESSAGE,
         check=check_allowed_host,
         example="api.example.com",
     )
     header: str = setting(
         "",
-        "Request header that contains the secret.",
+        "Name of the request header in which the proxy of the sandbox sends the secret, such as `Authorization`.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_header,
         example="Authorization",
     )
-    prefix: str = setting("", "Text before the secret in the header, such as `Bearer `.", effect=SettingEffect.MESSAGE)
+    prefix: str = setting(
+        "", "Text before the secret in the value of `header`, such as `Bearer `.", effect=SettingEffect.MESSAGE
+    )
     variable: str = setting(
         "",
-        "Environment variable that contains the secret. Commands can read it.",
+        "Name of the environment variable in which the programs in `commands` get the secret. They can then read it.",
         effect=SettingEffect.MESSAGE,
         check=check_variable_name,
         example="GH_TOKEN",
     )
     commands: tuple[str, ...] = setting(
         (),
-        "Paths of the commands that get `variable`, such as `/usr/bin/gh`. Default: none.",
+        "Paths of the programs that get the secret in `variable`, such as `/usr/bin/gh`. Default: none.",
         effect=SettingEffect.MESSAGE,
         example="/usr/bin/gh",
     )
@@ -192,51 +209,59 @@ class SecretRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """How the commands of agents are confined."""
+    """How the commands of agents are confined, and which hosts they can reach."""
 
     kind: SandboxKind = setting(
         SandboxKind.BUBBLEWRAP,
-        "Sandbox in which commands run. `off`: commands run directly on the host.",
+        "Program that confines commands. `off`: commands run directly on the host, without a sandbox.",
         effect=SettingEffect.MESSAGE,
     )
     mode: SandboxMode = setting(
         SandboxMode.ALL,
-        "Which commands run in a sandbox: `all`, `non-main` (all except in sessions that the owner follows) or `off`.",
+        "Which commands run in a sandbox: all (`all`), all except those in sessions that the owner opened in a "
+        "terminal or the web app (`non-main`), or none (`off`).",
         effect=SettingEffect.MESSAGE,
     )
     scope: SandboxScope = setting(
         SandboxScope.AGENT,
-        "Which commands share a container: those of one `session`, of one `agent`, or all (`shared`).",
+        "Which commands share a container, if `kind` is `docker`: those of one `session`, of one `agent`, or all "
+        "(`shared`).",
         effect=SettingEffect.MESSAGE,
     )
     workspace: WorkspaceAccess = setting(
         WorkspaceAccess.WRITE,
-        "Access of a command to its agent's workspace: `rw`, `ro` or `none`.",
+        "How a command can access its agent's workspace: read and write (`rw`), only read (`ro`), or not at all "
+        "(`none`).",
         effect=SettingEffect.MESSAGE,
     )
     visible_sessions: SandboxVisibleSessions = setting(
         SandboxVisibleSessions.SPAWNED,
-        "Sessions that tools in a sandboxed session can see if the owner is not present: sessions of its subagents "
-        "(`spawned`), or all sessions of its agent (`all`).",
+        "Sessions that tools in a sandboxed session can see if the owner does not take part in it: those of its "
+        "subagents (`spawned`), or all sessions of its agent (`all`).",
         effect=SettingEffect.MESSAGE,
     )
-    browser: bool = setting(True, "Whether sandboxed sessions may use the browser.", effect=SettingEffect.MESSAGE)
+    browser: bool = setting(
+        True, "Whether agents may use the browser in sandboxed sessions.", effect=SettingEffect.MESSAGE
+    )
     hosts: tuple[str, ...] = setting(
         (),
-        "Hosts that commands of agents with web access can reach: HOST, *.HOST or HOST:PORT. Default: no network.",
+        "Hosts that commands can reach, if their agent has web access: HOST, *.HOST or HOST:PORT. Default: no network.",
         effect=SettingEffect.MESSAGE,
         check=check_allowed_host,
         example="pypi.org",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts from `hosts` that may be in the owner's own network, by exact name.",
+        "Hosts in `hosts` that may be in your own network, by exact name. Connections to other private addresses are "
+        "refused.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_host,
         example="nas.lan",
     )
     hidden: tuple[Path, ...] = setting(
-        (), "Folders that no command can see, even inside a folder that it may read.", effect=SettingEffect.RESTART
+        (),
+        "Additional folders that no command can see, even inside a folder that the command may read.",
+        effect=SettingEffect.RESTART,
     )
     limits: CommandLimitSettings = CommandLimitSettings()
     docker: DockerSettings = DockerSettings()

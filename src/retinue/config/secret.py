@@ -1,4 +1,4 @@
-"""References to secrets. A secret stays in the environment or in a file of the owner, and is read when it is needed."""
+"""References to secrets. The secret itself stays in the environment or in a file, and is read when it is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SecretReference:
 
     @property
     def as_text(self) -> str:
-        """The location of the secret as one text that can be stored: `env:NAME` or `file:PATH`."""
+        """The location of the secret as a string that can be stored: `env:NAME` or `file:PATH`."""
         return f"env:{self.env}" if self.env else f"file:{self.file}"
 
     @staticmethod

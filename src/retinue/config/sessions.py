@@ -28,25 +28,28 @@ def check_key_prefix(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetSettings(ResetRules):
-    """When a context is reset automatically. The first rule that applies resets it. The history stays."""
+    """When a context is reset automatically. One rule is enough for a reset. The session's history is kept."""
 
     daily_at: str | None = setting(
         None,
-        "Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset.",
+        "Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset. Default: the more "
+        "general rule, if there is one.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_daily_at,
         example="04:00",
     )
     idle_minutes: float | None = setting(
         None,
-        "Minutes without activity after which a context is reset. Scheduled runs do not count. 0: never.",
+        "Minutes without activity after which a context is reset. Scheduled runs do not count as activity. 0: never. "
+        "Default: the more general rule, if there is one.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=IDLE_MINUTES_MAX,
     )
     context_tokens_max: int | None = setting(
         None,
-        "Maximum size of a context, in tokens. The next run resets a larger context. 0: no limit.",
+        "Maximum size of a context, in tokens. A larger context is reset before the next run. 0: no limit. Default: "
+        "the more general rule, if there is one.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=CONTEXT_TOKENS_LIMIT,
@@ -57,14 +60,14 @@ class ResetSettings(ResetRules):
 class SessionResetSettings(ResetSettings):
     """When contexts are reset: rules for all sessions, for one kind of session and for one connector.
 
-    An agent's own rules come first, then those for the connector, the chat type and the kind of
-    session. An unset value comes from the next level.
+    Each value is looked up in this order: rules of the agent, of the connector, of the chat type, of the kind of
+    session, and of all sessions.
     """
 
     by_kind: Mapping[str, ResetSettings] = setting(
         cast("Mapping[str, ResetSettings]", {}),
-        "Reset rules for one kind of session: `direct`, `group`, `thread`, `chat`, `web`, `terminal`, "
-        "`schedule` and so on.",
+        "Reset rules for one kind of session, such as `direct`, `group`, `thread`, `chat`, `web`, `terminal` or "
+        "`schedule`.",
         effect=SettingEffect.MESSAGE,
         check=check_conversation_kind,
         example="group",
@@ -80,26 +83,28 @@ class SessionResetSettings(ResetSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRuleSettings(SendRule):
-    """A rule that decides which replies are sent to channels. It applies if all conditions that it sets match."""
+    """A rule about which replies are sent to channels. It applies to a reply that meets all conditions set in it."""
 
     action: SendAction = setting(
         SendAction.DENY,
-        "What happens to replies that match this rule: `allow` sends them, `deny` only stores them.",
+        "What happens to replies to which this rule applies: they are sent (`allow`), or only stored (`deny`).",
         effect=SettingEffect.MESSAGE,
     )
     channel: str | None = setting(
         None,
-        "Connector through which a reply must go to match the rule.",
+        "Condition: the connector through which the reply would be sent. Default: any connector.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_name,
         example="telegram",
     )
     chat_type: ChatType | None = setting(
-        None, "Type of chat that a reply must be in to match the rule.", effect=SettingEffect.MESSAGE
+        None,
+        "Condition: the type of the chat to which the reply would be sent. Default: any type.",
+        effect=SettingEffect.MESSAGE,
     )
     key_prefix: str | None = setting(
         None,
-        "Prefix that the key of the reply's session must have to match the rule, case-insensitive.",
+        "Condition: the beginning of the session key of the reply, case-insensitive. Default: any session.",
         effect=SettingEffect.MESSAGE,
         check=check_key_prefix,
         example="channel:telegram:-100",
@@ -110,17 +115,18 @@ class SendRuleSettings(SendRule):
 class SendSettings:
     """Whether replies are sent to channels.
 
-    Runs take place in any case, and replies that are not sent are stored.
+    The agent runs in any case. A reply that is not sent is still stored.
     """
 
     default: SendAction = setting(
         SendAction.ALLOW,
-        "What happens to replies that no rule matches. If several rules match, `deny` wins.",
+        "What happens to replies to which no rule applies: they are sent (`allow`), or only stored (`deny`). If "
+        "several rules apply, `deny` wins.",
         effect=SettingEffect.MESSAGE,
     )
     rules: Mapping[str, SendRuleSettings] = setting(
         cast("Mapping[str, SendRuleSettings]", {}),
-        "Rules by name.",
+        "Rules about which replies are sent, each with a name that you choose.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_name,
         example="quiet-groups",
@@ -139,14 +145,15 @@ class SessionSettings:
     )
     identity_links: Mapping[str, tuple[str, ...]] = setting(
         cast("Mapping[str, tuple[str, ...]]", {}),
-        "Names that replace platform ids in session keys. Each name has the ids of one person, as `PLATFORM:ID`.",
+        "Platform ids that belong to one person, as `PLATFORM:ID`, under a name for that person. In session keys, the "
+        "name replaces these ids.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_name,
         example="maria",
     )
     greeting: bool = setting(
         False,
-        "Whether the agent sends a greeting after `/new` without text.",
+        "Whether the agent greets a person who sends `/new` without text.",
         effect=SettingEffect.MESSAGE,
     )
     reset: SessionResetSettings = SessionResetSettings()

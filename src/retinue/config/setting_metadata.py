@@ -23,13 +23,13 @@ class SettingEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRule:
-    """The description of a setting, and what its value must satisfy besides the type."""
+    """The description of a setting, when a change takes effect, and the limits and check of its value."""
 
     description: str = ""
     effect: SettingEffect = SettingEffect.HOT
     least: float | None = None
     most: float | None = None
-    check: Callable[[str], str | None] | None = None  # checks a text, or each item of a list: returns what is wrong
+    check: Callable[[str], str | None] | None = None  # checks a string, or each item of a list: returns what is wrong
     example: str = ""
     in_file: bool = True
     values: SettingRule | None = None  # if the setting is a table: the rule for each of its values
@@ -37,13 +37,13 @@ class SettingRule:
 
 NO_RULE = SettingRule()
 FLAT_METADATA: Mapping[str, bool] = {"flat": True}
-"""Metadata for a group of settings without its own table: its keys are in the table of the group that contains it."""
+"""Metadata for a group of settings without its own table. Its keys are in the table of the surrounding group."""
 
 
 def setting(default: T, description: str, **rule: Any) -> T:
-    """Declare a setting: a field of a settings class, with its metadata.
+    """Declare a setting: a field of a settings class, with a default, a description and other metadata.
 
-    For the type checker, the return type is the type of the default.
+    The function returns a dataclass field. For the type checker, it returns the type of the default.
     """
     made: Any
     metadata = {"rule": SettingRule(description=description, **rule)}

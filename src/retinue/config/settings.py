@@ -49,7 +49,8 @@ class ListenSettings:
     )
     host: str = setting(
         "127.0.0.1",
-        "Address to listen on. Other machines can be served only with an https `public_url` and `trusted_proxies`.",
+        "Host name or IP address to listen on. An address that other machines can reach requires an https `public_url` "
+        "and `trusted_proxies`.",
         effect=SettingEffect.RESTART,
         check=validators.check_host,
         example="127.0.0.1",
@@ -68,16 +69,24 @@ class RequestLimitSettings:
     """Rate and size limits for requests."""
 
     body_bytes_max: int = setting(16 * MIB, "Maximum size of a request body, in bytes.", least=1024, most=1024 * MIB)
-    requests_per_minute: int = setting(600, "Maximum number of requests of one principal per minute.", least=1)
+    requests_per_minute: int = setting(600, "Maximum number of API requests of one principal per minute.", least=1)
     envelopes_per_minute: int = setting(60, "Maximum number of envelopes that one principal sends per minute.", least=1)
     calls_per_minute: int = setting(600, "Maximum number of tool calls of one agent per minute.", least=1)
     sign_in_attempts_max: int = setting(
-        5, "Maximum number of failed sign-ins from one address before the server locks it out.", least=1, most=1000
+        5,
+        "Maximum number of failed sign-ins from one IP address. After that, the address is locked out.",
+        least=1,
+        most=1000,
     )
-    lockout_s: float = setting(900.0, "Time that an address stays locked out, in seconds.", least=1, most=86_400)
+    lockout_s: float = setting(900.0, "Time that an IP address stays locked out, in seconds.", least=1, most=86_400)
     websockets_max: int = setting(64, "Maximum number of open WebSockets of one principal.", least=1, most=10_000)
     connections_max: int = setting(512, "Maximum number of open TCP connections.", least=1, most=65_536)
-    request_wait_s: float = setting(15.0, "Time to wait for a complete request, in seconds.", least=1, most=3600)
+    request_wait_s: float = setting(
+        15.0,
+        "Time in which a complete request must arrive, in seconds. A fast upload may take longer.",
+        least=1,
+        most=3600,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,30 +96,30 @@ class LogSettings:
     level: LogLevel = setting(LogLevel.INFO, "Minimum level of log messages.")
     file: bool = setting(
         True,
-        "Whether a log file is written to the data directory, in addition to the terminal.",
+        "Whether the server also logs to a file in the data directory, in addition to the terminal.",
         effect=SettingEffect.RESTART,
     )
     bytes_max: int = setting(
         10 * MIB,
-        "Maximum size of a log file, in bytes. At this size, a new file is started.",
+        "Maximum size of a log file, in bytes. A new file is started when this size is reached.",
         least=64 * 1024,
         effect=SettingEffect.RESTART,
     )
     files_kept: int = setting(
-        5, "Maximum number of old log files to keep.", least=0, most=1000, effect=SettingEffect.RESTART
+        5, "Number of old log files to keep. 0: none.", least=0, most=1000, effect=SettingEffect.RESTART
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSettings:
-    """How long finished work stays in the store. An unset value means forever."""
+    """How long finished work stays in the store. Default: forever."""
 
     done_days: int | None = setting(
         None, "Days to keep envelopes after they are done. Default: forever.", least=1, most=DAYS_MAX
     )
     events_days: int | None = setting(
         None,
-        "Days to keep events, which clients read after a lost connection. Default: forever.",
+        "Days to keep stored events, from which clients read what they missed. Default: forever.",
         least=1,
         most=DAYS_MAX,
     )
@@ -121,19 +130,19 @@ class RetentionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorSettings:
-    """A live copy of each session as files. The store stays authoritative."""
+    """A copy of each session in files, updated as the session changes. The server never reads these files back."""
 
-    enabled: bool = setting(False, "Whether sessions are mirrored as files.", effect=SettingEffect.RESTART)
+    enabled: bool = setting(False, "Whether each session is also written to files.", effect=SettingEffect.RESTART)
     folder: Path | None = setting(
         None,
-        "Folder of the mirror, relative to the data directory. Default: `mirror` in the data directory.",
+        "Folder to which sessions are written. A relative path is relative to the data directory. Default: `mirror`.",
         effect=SettingEffect.RESTART,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSettings:
-    """How many runs may be active at once, per lane kind."""
+    """How many runs may be active at once, for each kind of lane."""
 
     main: int = setting(
         4, "Maximum number of concurrent runs that answer people, agents and channels.", least=1, most=1000
@@ -145,7 +154,7 @@ class SlotSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings. `store` is a file in the data directory unless it names a PostgreSQL database.
+    """All settings of the server. `store` is the path of the database file, or the URL of a PostgreSQL database.
 
     `store` is excluded from `repr` because a database URL may contain a password. Fields in
     `TOP_LEVEL_SECTIONS` are top-level sections of the file; all others are in [server].
@@ -164,7 +173,8 @@ class Settings:
         repr=False,
         metadata={
             "rule": SettingRule(
-                description="PostgreSQL URL, postgresql://USER@HOST/NAME. Default: `retinue.db` in the data directory.",
+                description="URL of a PostgreSQL database, postgresql://USER@HOST/NAME. Default: the SQLite file "
+                "`retinue.db` in the data directory.",
                 effect=SettingEffect.RESTART,
                 check=validators.check_store,
                 example="postgresql://retinue@localhost/retinue",
@@ -179,38 +189,45 @@ class Settings:
         }
     )
     drain_s: float = setting(
-        DEFAULT_DRAIN_S, "Time to wait for active runs when the server stops, in seconds.", least=0, most=3600
+        DEFAULT_DRAIN_S,
+        "Time to wait for active runs when the server stops, in seconds. Unfinished runs continue after the next "
+        "start.",
+        least=0,
+        most=3600,
     )
     default_agent: str | None = setting(
         None,
-        "Agent that gets messages that name no agent. Default: the agent `main`, otherwise the first declared agent.",
+        "Agent that gets messages for which no agent is given. Default: `main`, otherwise the first declared agent.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_agent_name,
         example="ada",
     )
     public_url: str | None = setting(
         None,
-        "URL at which people reach the server through a proxy.",
+        "URL at which people reach the server through a reverse proxy. Default: the server is used without a proxy.",
         effect=SettingEffect.RESTART,
         check=validators.check_public_url,
         example="https://agents.example",
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "Host names that requests may use to reach the server, besides those of this machine and `public_url`.",
+        "Host names that the server accepts in the Host header of a request, in addition to `localhost` and the host "
+        "of `public_url`.",
         check=validators.check_host,
         example="agents.example",
     )
     trusted_proxies: tuple[str, ...] = setting(
         (),
-        "Addresses or networks of reverse proxies. The server trusts what their headers say about the client.",
+        "IP addresses or networks of your reverse proxies. Only from them, the server accepts headers such as "
+        "X-Forwarded-For.",
         effect=SettingEffect.RESTART,
         check=validators.check_network,
         example="10.0.0.0/8",
     )
     permission_policy: Mapping[str, PermissionLevel] = setting(
         cast("Mapping[str, PermissionLevel]", {}),
-        "Permission level that each operation requires, by operation name. Default: the operation's built-in level.",
+        "Permission level that an operation requires, by the name of the operation. Default: the operation's built-in "
+        "level.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_operation,
         example="agent.set",

@@ -15,7 +15,7 @@ from retinue.config.table_parser import setting_rule
 
 @dataclass(frozen=True, slots=True, order=True)
 class SettingChange:
-    """The path of one changed setting. Its values are left out, because some are secret."""
+    """The path of a changed setting. The old and new values are not included, because they may be secret."""
 
     path: str
     effect: SettingEffect
@@ -24,7 +24,8 @@ class SettingChange:
 def diff_configurations(old: tuple[Settings, Declarations], new: tuple[Settings, Declarations]) -> list[SettingChange]:
     """Return the path of every changed setting, sorted.
 
-    An added or removed agent or person has one path. A changed agent or person has a path for each changed key.
+    An agent or person that was added or removed is listed as one path. For a changed agent or person, the path of each
+    changed key is listed.
     """
     settings = _changed_paths(dict(_setting_values(old[0])), dict(_setting_values(new[0])))
     staff = _declaration_changes(_declared_tables(old[1]), _declared_tables(new[1]))
@@ -73,7 +74,7 @@ def _declared_tables(declarations: Declarations) -> dict[KeyPath, object]:
 def _iterate_values(
     value: object, path: KeyPath, effect: SettingEffect = SettingEffect.HOT
 ) -> Iterator[tuple[KeyPath, tuple[object, SettingEffect]]]:
-    """Yield each single value below `value` with its path. Mappings are expanded; a list is one value."""
+    """Yield each value below `value` with its path. Mappings are traversed; a list is one value."""
     if is_dataclass(value) and not isinstance(value, type):
         for each in fields(cast(Any, value)):
             at = path if each.metadata.get("flat") else (*path, each.name)

@@ -1,4 +1,4 @@
-"""Generates docs/reference/settings.md: `python -m retinue.config.settings_docs` in a checkout."""
+"""Generates docs/reference/settings.md. Run `python -m retinue.config.settings_docs` in a checkout."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _PAGE_HEADER = f"""<!-- Made from the code by `make generate`. -->
 The settings are in `retinue.toml` in the data directory. Every setting has a default, so the file is optional.
 [Configure the server](../guides/configure.md) explains how to write it, with an example.
 
-The server refuses an unknown key, a value of the wrong type and a value out of range. The error names the path, file
-and line. The column *effect* says when a changed setting takes effect:
+The server refuses unknown keys, values of the wrong type and values out of range. The error gives the path of the
+setting, the file and the line. The column *effect* says when a changed setting takes effect:
 
 | effect | when |
 | --- | --- |
-| `message` | with the next message |
-| `hot` | when the server reads the file again |
+| `message` | for the next message, after the server has read the file again |
+| `hot` | as soon as the server has read the file again |
 | `restart` | when the server is restarted; until then, the change is reported as pending |
-| `apply` | with `retinue apply`, because the database holds the agents and the file only declares them |
+| `apply` | when you run `retinue apply`, because the server reads agents from the database, not from the file |
 
 ## Environment variables
 
@@ -45,18 +45,19 @@ and line. The column *effect* says when a changed setting takes effect:
 | `RETINUE_STORE` | overrides `server.store` |
 | `RETINUE_ZONE` | overrides `server.zone` |
 | `RETINUE_LISTEN` | `HOST:PORT` or `off`; overrides `server.listen` |
-| `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | API key of the provider that the variable is named after |
+| `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | API key of the provider with that name |
 
 ## File
 
 | key | meaning |
 | --- | --- |
 | `config_version` | version of the file format: 2, which is also the default |
-| `include` | other settings files, by name or pattern; at most {INCLUDE_DEPTH_MAX} levels and {FILES_MAX} files |
+| `include` | list of other settings files to read, as names or patterns; at most {INCLUDE_DEPTH_MAX} levels and \
+{FILES_MAX} files |
 | `[server]` | settings of the server |
 | `[providers.NAME]` | a model provider: key, URL, limits |
 | `[models]` | which models agents use; `[models.entries."PROVIDER/MODEL"]` describes one |
-| `[context]` | how much of a session a model reads |
+| `[context]` | how much of a session is sent to a model |
 | `[budgets]` | maximum costs |
 | `[connectors.NAME]` | a connector: one account on one platform |
 | `[agents.NAME]`, `[templates.NAME]` | agents, and settings that several of them share |
@@ -66,38 +67,39 @@ and line. The column *effect* says when a changed setting takes effect:
 | `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` by kind; `zone`, `enabled`, \
 `session`, `deliver_to`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
-In any text, `${{NAME}}` is replaced by the value of the environment variable, which must be set and not empty.
-`$${{` is a literal `${{`. A key that ends in `token`, `password`, `secret`, `api_key` or similar does not accept
-text: write `{{ env = "NAME" }}` or `{{ file = "PATH" }}` instead. Only you may have access to that file.
+In any text value, `${{NAME}}` is replaced by the value of the environment variable NAME, which must be set and not
+empty. `$${{` stands for a literal `${{`. A key that ends in `token`, `password`, `secret`, `api_key` or similar does
+not accept the secret itself. Write where the secret is: `{{ env = "NAME" }}` or `{{ file = "PATH" }}`. The file must
+not be accessible to other users.
 """
 
 _AGENT_HEADER = f"""
 ## `[agents.NAME]` and `[templates.NAME]`
 
-`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`. The model `default` is the default model of the
-server.
+`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`. The value `"default"` stands for the server's
+default model.
 
-In addition to the keys below, `extends` names one template or a list of them, `clear` lists keys that are not
-inherited, and `external.secret`, the key that signs requests to an external agent, is `{{ env }}` or `{{ file }}`.
+In addition to the keys below, `extends` names a template or a list of templates whose keys are inherited. `clear`
+lists keys that are not inherited. `external.secret` is written as `{{ env = "NAME" }}` or `{{ file = "PATH" }}`.
 The runners are {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. Changes take effect with `retinue apply`.
-The parameters of [`agent.set`](operations.md#agentset) describe the same keys, with `_` instead of a dot.
+The operation [`agent.set`](operations.md#agentset) has a parameter for each key, with `_` instead of a dot.
 """
 
 
 def render_settings_page() -> str:
-    """Return the reference page of all settings. The same declarations always give the same page."""
+    """Return the reference page of all settings. The result depends only on the declarations in the code."""
     lines = [_PAGE_HEADER, *_render_section(Settings, "server", leave_out=TOP_LEVEL_SECTIONS)]
     hints = typing.get_type_hints(Settings)
     for name in TOP_LEVEL_SECTIONS:
         group, path = _settings_class_at(hints[name], name)
         lines += ["", *_render_section(group, path)]
         lines += _render_platforms() if name == "connectors" else ()
-    lines += [_AGENT_HEADER, "| key | type | default |", "| --- | --- | --- |", *_render_agent_rows()]
+    lines += [_AGENT_HEADER, _AGENT_TABLE_HEADER, _AGENT_TABLE_RULE, *_render_agent_rows()]
     return "\n".join(lines) + "\n"
 
 
 def _render_platforms() -> Iterator[str]:
-    """Yield the part of the page about each built-in platform: the keys that only its connectors have."""
+    """Yield a section for each built-in platform, with the settings that only connectors of that platform have."""
     for name in PLATFORM_NAMES:
         group = load_platform_settings(name)
         yield f'\n### `platform = "{name}"`\n'
@@ -108,9 +110,12 @@ def _render_platforms() -> Iterator[str]:
 
 
 def _render_section(
-    cls: type[Any], path: str, *, leave_out: Iterable[str] = (), is_list: bool = False
+    cls: type[Any], path: str, *, about: str = "", leave_out: Iterable[str] = (), is_list: bool = False
 ) -> Iterator[str]:
-    """Yield the table of a settings section, then its subsections. With `is_list`, the section is a list of tables."""
+    """Yield the table of a settings section, then its subsections. With `is_list`, the section is an array of tables.
+
+    `about` is the description of the section. Without it, the first line of the class's docstring is used.
+    """
     hints = typing.get_type_hints(cls)
     names = [each.name for each in fields(cls) if each.name not in leave_out]
     rows = list(_render_rows(cls, path, leave_out=leave_out))
@@ -118,7 +123,7 @@ def _render_section(
         yield f"## `[{path}]`\n"
     elif rows:
         yield f"## `[[{path}]]`\n" if is_list else f"## `[{path}]`\n"
-        yield f"{_doc_summary(cls)}\n"
+        yield f"{about or _doc_summary(cls)}\n"
     if rows:
         yield _TABLE_HEADER
         yield _TABLE_RULE
@@ -128,21 +133,25 @@ def _render_section(
         group, inner = _settings_class_at(hints[each.name], path if flat else f"{path}.{each.name}")
         if group is not None and each.name in names:
             yield ""
-            is_list = typing.get_origin(hints[each.name]) is tuple
-            yield from _render_subsections(group, inner) if flat else _render_section(group, inner, is_list=is_list)
+            is_list, description = typing.get_origin(hints[each.name]) is tuple, setting_rule(each).description
+            yield from (
+                _render_subsections(group, inner)
+                if flat
+                else _render_section(group, inner, about="" if is_list else description, is_list=is_list)
+            )
 
 
 def _render_subsections(cls: type[Any], path: str) -> Iterator[str]:
-    """Yield the subsections of a group whose own keys are listed with the group that contains it."""
+    """Yield the subsections of a group. The group's own keys are listed in the section that contains the group."""
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
         group, inner = _settings_class_at(hints[each.name], f"{path}.{each.name}")
         if group is not None:
-            yield from _render_section(group, inner)
+            yield from _render_section(group, inner, about=setting_rule(each).description)
 
 
 def _settings_class_at(hint: Any, path: str) -> tuple[Any, str]:
-    """Return the settings class at a path, and the path of its keys. The class is None if a single value is there."""
+    """Return the settings class of a field and the path of its keys. The class is None if the field is one value."""
     if is_dataclass(hint) and not hasattr(hint, "SHORT"):
         return hint, path
     if typing.get_origin(hint) is tuple and is_dataclass(several := typing.get_args(hint)[0]):
@@ -155,6 +164,8 @@ def _settings_class_at(hint: Any, path: str) -> tuple[Any, str]:
 
 _TABLE_HEADER = "| setting | type | default | effect | description |"
 _TABLE_RULE = "| --- | --- | --- | --- | --- |"
+_AGENT_TABLE_HEADER = "| key | type | default | description |"
+_AGENT_TABLE_RULE = "| --- | --- | --- | --- |"
 _NAME_PLACEHOLDERS = {"models.entries": '"PROVIDER/MODEL"'}
 
 
@@ -182,7 +193,8 @@ def _render_agent_rows(cls: type[Any] = Agent, prefix: str = "") -> Iterator[str
             yield from _render_agent_rows(hints[each.name], f"{name}.")
         else:
             rule = AGENT_SETTING_RULES.get(name, setting_rule(each))
-            yield f"| `{name}` | {_render_type(hints[each.name], rule.least, rule.most)} | {_render_default(each)} |"
+            kind = _render_type(hints[each.name], rule.least, rule.most)
+            yield f"| `{name}` | {kind} | {_render_default(each)} | {rule.description} |"
 
 
 def _render_type(hint: Any, least: float | None, most: float | None) -> str:
@@ -194,11 +206,12 @@ def _render_type(hint: Any, least: float | None, most: float | None) -> str:
         case (origin, _) if origin is tuple:
             return f"list of {_render_item_type(typing.get_args(hint)[0])}"
         case (origin, _) if origin is not None and origin not in (typing.Union, type(int | str)):
-            return f"table of {_render_type(typing.get_args(hint)[1], None, None)}"
+            inner = _render_type(typing.get_args(hint)[1], None, None)
+            return f"table of {'strings' if inner == 'string' else inner}"
         case _ if typing.get_origin(kind) is not None:
             return _render_type(kind, None, None)
         case _ if hasattr(kind, "SHORT"):
-            return f"text, or a table of {' and '.join(f'`{each.name}`' for each in fields(kind))}"
+            return f"string, or a table of {' and '.join(f'`{each.name}`' for each in fields(kind))}"
         case _ if kind is SecretReference:
             return "`{ env }` or `{ file }`"
         case _ if kind is Any:
@@ -211,12 +224,16 @@ def _render_type(hint: Any, least: float | None, most: float | None) -> str:
             return f"number{bounds}"
         case _ if isinstance(kind, type) and issubclass(kind, StrEnum):
             return " ".join(f"`{each}`" for each in kind)
+        case _ if is_dataclass(kind):
+            return "tables"
         case _:
-            return "text"
+            return "string"
 
 
 def _render_item_type(hint: Any) -> str:
-    return _render_type(hint, None, None) if isinstance(hint, type) and issubclass(hint, StrEnum) else "texts"
+    if hint is int:
+        return "whole numbers"
+    return _render_type(hint, None, None) if isinstance(hint, type) and issubclass(hint, StrEnum) else "strings"
 
 
 def _render_default(each: Field[Any]) -> str:
@@ -227,7 +244,8 @@ def _render_default(each: Field[Any]) -> str:
         case None | "" | () | {}:
             return "not set"
         case tuple():
-            return "`[" + ", ".join(f'"{item}"' for item in typing.cast("tuple[object, ...]", default)) + "]`"
+            items = typing.cast("tuple[object, ...]", default)
+            return "`[" + ", ".join(f'"{item}"' if isinstance(item, str) else f"{item}" for item in items) + "]`"
         case float() if default.is_integer():
             return f"`{int(default)}`"
         case StrEnum():

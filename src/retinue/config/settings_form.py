@@ -14,10 +14,10 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct
 
 from retinue.config.errors import KeyPath, SettingPosition, format_key_path
-from retinue.config.loader import ExaminedSettings
 from retinue.config.secret import SecretReference
 from retinue.config.setting_metadata import SettingEffect
 from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
+from retinue.config.settings_loader import ExaminedSettings
 from retinue.config.table_parser import cached_type_hints, setting_rule
 from retinue.config.toml_source import ExpandedText, Table
 
@@ -37,7 +37,7 @@ _PRIVATE_PATHS: frozenset[KeyPath] = frozenset({("server", "store")})  # a datab
 
 
 class SettingControl(StrEnum):
-    """The form control for a setting. A setting with the control `OTHER` can be changed only in the file."""
+    """The form control for a setting. `OTHER` means that the setting can be changed only in the text of the file."""
 
     SWITCH = "switch"
     INTEGER = "integer"
@@ -55,7 +55,7 @@ class SettingOrigin(StrEnum):
 
 
 class SettingField(Struct, frozen=True, kw_only=True):
-    """One setting in the form. `defined_at` is where its value is set: a file and line, or an environment variable."""
+    """One setting in the form. `defined_at` is the place that sets its value: a file and line, or a variable."""
 
     path: tuple[str, ...]
     description: str
@@ -86,7 +86,7 @@ class SettingSection(Struct, frozen=True, kw_only=True):
 def build_settings_form(examined: ExaminedSettings, environment: Mapping[str, str]) -> list[SettingSection]:
     """Return all sections of the form, in the order of the reference page.
 
-    Tables whose names people choose, such as connectors, are included if they exist.
+    A table with a name that a person chose, such as a connector, has a section if it exists in the settings.
     """
     return list(_FormBuilder(examined, environment).sections())
 
@@ -162,7 +162,7 @@ class _FormBuilder(Struct, frozen=True):
         )
 
     def _listen_value(self, name: str, value: Any) -> Any:
-        """Return the listen address that the server derives from RETINUE_LISTEN at startup."""
+        """Return the value that a key of the listen address gets from the environment variable RETINUE_LISTEN."""
         listen = self.environment["RETINUE_LISTEN"]
         host, _, port = listen.rpartition(":")
         if name == "enabled":
@@ -173,7 +173,7 @@ class _FormBuilder(Struct, frozen=True):
 
 
 def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """Yield the keys of one table with their types and values. Groups without their own table are included."""
+    """Yield the keys of one table with their types and values, including keys of groups without their own table."""
     hints = cached_type_hints(cast("type[Any]", type(group)))
     for each in fields(group):
         value = getattr(group, each.name)
@@ -185,7 +185,7 @@ def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
 
 
 def _is_group(value: Any, hint: Any) -> bool:
-    """Whether a value has its own section in the form. A group that can be written as plain text (`SHORT`) has none."""
+    """Whether a value has its own section in the form. A group that can be written as a single string has none."""
     if is_dataclass(value):
         return not hasattr(type(value), "SHORT") and not isinstance(value, SecretReference)
     held = typing.get_args(hint)[-1] if isinstance(value, Mapping) and typing.get_args(hint) else None
@@ -237,7 +237,7 @@ def _has_variable(value: object) -> bool:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a setting's value to JSON. A secret becomes its location, and a text with a variable stays as written."""
+    """Convert a setting's value to JSON. A secret becomes its location. A string with a variable stays as written."""
     match value:
         case ExpandedText():
             return value.original

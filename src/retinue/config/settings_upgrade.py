@@ -1,8 +1,8 @@
 """Rewrites settings files of an earlier version so that all settings have their new names.
 
-Only the names change. All other bytes stay, including comments, order and indentation. tomlkit cannot rename a key in
-its place. So this module edits the text at the position of each name, then parses and compares the result before
-writing it.
+Only the names change. All other bytes stay, including comments, order and indentation. tomlkit cannot rename a key
+without moving it. So this module replaces the text of each name, then parses the result and checks that nothing else
+has changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from retinue.config.errors import InvalidSettings
 from retinue.config.file_writer import read_current_text, replace_settings_file, write_durably
-from retinue.config.loader import BACKUP_SUFFIX, examine_configuration, hash_settings_text
 from retinue.config.renamed_settings import (
     Platforms,
     RenamedSetting,
@@ -26,11 +25,12 @@ from retinue.config.renamed_settings import (
     rename_path,
     rename_settings,
 )
+from retinue.config.settings_loader import BACKUP_SUFFIX, examine_configuration, hash_settings_text
 from retinue.config.toml_positions import find_spans
 
 
 class RewrittenFile(Struct, frozen=True, kw_only=True):
-    """One settings file, and the names that were renamed in it.
+    """The result of replacing old names in one settings file.
 
     If the file could not be written, `problem` says why.
     """
@@ -41,7 +41,7 @@ class RewrittenFile(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
     def format_lines(self) -> list[str]:
-        """Return lines for people: first what happened to the file, then each renamed setting."""
+        """Return the lines to print or log: what happened to the file, then each renamed setting."""
         heading = (
             f"{self.file} has old names of settings, and cannot be rewritten: {self.problem}"
             if self.problem
@@ -53,13 +53,13 @@ class RewrittenFile(Struct, frozen=True, kw_only=True):
 def upgrade_settings_files(environment: Mapping[str, str]) -> tuple[RewrittenFile, ...]:
     """Rename settings with old names in all settings files of this instance. Each file is backed up first.
 
-    If a file has a setting under both names, this raises InvalidSettings and changes no file. Only
-    a person knows which of the two is meant. Each file is replaced atomically. If the process is
-    killed, some files still have old names, and the next start continues.
+    If a file has a setting under both names, this function raises `InvalidSettings` and changes no file, because only
+    a person can decide which of the two is meant. Each file is replaced atomically. If the process is killed, some
+    files still have old names. The next start renames these too.
 
-    A file that cannot be written, such as one on a read-only file system, is no error. A server
-    that ran before an upgrade must also run after it. `problem` has the reason. The server then
-    uses the new names in memory, and logs a warning at every start until the file is changed.
+    A file that cannot be written, such as one on a read-only file system, is not an error: the server must still start
+    after an upgrade. `problem` contains the reason. The server then uses the new names in memory, and logs a warning at
+    every start until the file is changed.
     """
     examined = examine_configuration(environment, accept_old_names=True)
     renamed = examined.configuration.renamed
@@ -88,7 +88,7 @@ def _upgrade_file(file: Path, platforms: Platforms) -> RewrittenFile:
 
 
 def rename_text(text: str, platforms: Platforms) -> str | None:
-    """Return the text with the new names, or None if the renaming would change anything else."""
+    """Return the text with the new names, or None if the result would differ in anything else."""
     tree = cast(Table, tomllib.loads(text))
     found = rename_settings(tree, platforms)
     values = {each.path: each.value for each in found.renamed if each.value is not None}

@@ -32,14 +32,14 @@ def check_env_name(text: str) -> str | None:
 
 
 def check_plugin_name(text: str) -> str | None:
-    """Check the name of a plugin or of a plugin instance. A folder and a CLI noun have this name."""
+    """Check the name of a plugin, which is also the name of its folder and of its CLI noun."""
     if len(text) <= PLUGIN_NAME_LENGTH_MAX and _PLUGIN_NAME.fullmatch(text):
         return None
     return f"must have at most {PLUGIN_NAME_LENGTH_MAX} lowercase letters and digits, with single hyphens between them"
 
 
 class OperationExposure(StrEnum):
-    """How an agent uses operations: as tools, through the command lines of skills, or both."""
+    """How an agent uses operations of the server: as tools, through commands that skills contain, or both."""
 
     TOOLS = "tools"
     SKILLS = "skills"
@@ -47,7 +47,7 @@ class OperationExposure(StrEnum):
 
 
 class TrustedSkillSource(StrEnum):
-    """A source of skills that can be trusted. Skills of a trusted source may be used without an approval."""
+    """A source of skills. Skills from a source that is set as trusted may be used without approval."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"
@@ -57,29 +57,30 @@ class TrustedSkillSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillLists:
-    """Which skills are used, as glob patterns for their names.
+    """Which skills may be used, and how. Each list contains glob patterns for the names of skills.
 
-    An empty list matches nothing, as in every setting.
+    An empty list matches no skill.
     """
 
     allow: tuple[str, ...] = setting(
         ("*",),
-        "Skills that may be used, as globs. An empty list: none.",
+        "Skills that may be used, as globs for their names. An empty list: none.",
         effect=SettingEffect.MESSAGE,
         example="weather",
     )
     deny: tuple[str, ...] = setting((), "Skills that are never used, as globs.", effect=SettingEffect.MESSAGE)
     available: tuple[str, ...] = setting(
         ("*",),
-        "Skills that are listed in the system prompt. The agent reads them when it needs them.",
+        "Skills that the system prompt lists, as globs. The agent reads such a skill when it needs it.",
         effect=SettingEffect.MESSAGE,
     )
     inline: tuple[str, ...] = setting(
-        (), "Skills that are included in full in every system prompt.", effect=SettingEffect.MESSAGE
+        (), "Skills whose full text is in every system prompt, as globs.", effect=SettingEffect.MESSAGE
     )
     exposure: OperationExposure = setting(
         OperationExposure.TOOLS,
-        "How agents use operations of the server: as `tools`, through commands in `skills`, or both (`mixed`).",
+        "How agents use operations of the server: as tools (`tools`), through commands that skills contain (`skills`), "
+        "or both (`mixed`).",
         effect=SettingEffect.MESSAGE,
     )
 
@@ -88,7 +89,7 @@ class SkillLists:
 class VariableValue:
     """The value of an environment variable: a text, or the location of a secret.
 
-    If the name of the variable looks secret, only a location is allowed.
+    If the name of the variable suggests a secret, only a location is allowed.
     """
 
     SHORT: ClassVar[str] = "value"
@@ -107,10 +108,11 @@ class VariableValue:
 class SkillEntry:
     """Settings of one skill."""
 
-    enabled: bool = setting(True, "Whether the skill is enabled.", effect=SettingEffect.MESSAGE)
+    enabled: bool = setting(True, "Whether the skill may be used.", effect=SettingEffect.MESSAGE)
     env: Mapping[str, VariableValue | SecretReference] = setting(
         cast("Mapping[str, VariableValue | SecretReference]", {}),
-        "Environment variables for the commands of runs that use this skill.",
+        "Environment variables for the commands of runs that use this skill, each with its value or the location of a "
+        "secret.",
         effect=SettingEffect.MESSAGE,
         check=check_env_name,
         example="WEATHER_KEY",
@@ -119,14 +121,17 @@ class SkillEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillSettings(SkillLists):
-    """Skills: folders with a SKILL.md that explains to an agent how to do something."""
+    """Skills: folders with a file SKILL.md, which contains instructions for agents."""
 
     folders: tuple[str, ...] = setting(
-        (), "Additional folders with skills, relative to the data directory.", effect=SettingEffect.MESSAGE
+        (),
+        "Additional folders in which to search for skills, relative to the data directory.",
+        effect=SettingEffect.MESSAGE,
     )
     trusted: tuple[TrustedSkillSource, ...] = setting(
         (),
-        "Sources whose skills need no approval: `instance`, `extra` (the skills in `folders`), `agent`, `workspace`.",
+        "Sources whose skills need no approval: the instance (`instance`), `folders` (`extra`), the agent directory "
+        "(`agent`) and the workspace (`workspace`).",
         effect=SettingEffect.MESSAGE,
     )
     entries: Mapping[str, SkillEntry] = field(default_factory=dict[str, SkillEntry])
@@ -135,13 +140,15 @@ class SkillSettings(SkillLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """One instance of a plugin."""
+    """A plugin and its settings. The same plugin may have several such sections, with different names."""
 
     plugin: str | None = setting(
         None,
-        "Name of the installed plugin. Default: the NAME in [plugins.NAME].",
+        "Name of the installed plugin to load. Default: the NAME in [plugins.NAME].",
         check=check_plugin_name,
         example="diary",
     )
     enabled: bool = setting(True, "Whether the plugin is loaded.")
-    settings: Mapping[str, Any] = setting(cast("Mapping[str, Any]", {}), "Settings that the plugin declares.")
+    settings: Mapping[str, Any] = setting(
+        cast("Mapping[str, Any]", {}), "Values for the settings that the plugin declares."
+    )

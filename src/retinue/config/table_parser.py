@@ -28,7 +28,7 @@ Rules = Mapping[str, SettingRule]
 
 
 class _Invalid:
-    """Marks a value that was invalid and has been reported."""
+    """Type of the marker `INVALID`, which stands for a value that was invalid and has been reported."""
 
 
 INVALID = _Invalid()
@@ -36,7 +36,7 @@ INVALID = _Invalid()
 
 @runtime_checkable
 class SelfCheckedSettings(Protocol):
-    """A settings class that also checks whether its values fit together. `check` is called if each value is valid."""
+    """A settings class that also checks its values as a whole. `check` is called only if each value is valid."""
 
     def check(self, path: KeyPath, faults: FaultCollector) -> None: ...
 
@@ -44,7 +44,7 @@ class SelfCheckedSettings(Protocol):
 def expect_table(value: object, path: KeyPath, faults: FaultCollector) -> Table:
     """Return the value if it is a table. Otherwise report an error and return an empty table.
 
-    None is not reported, because the caller has already done so.
+    None is not reported here, because it stands for a value that was already reported.
     """
     if isinstance(value, dict):
         return cast(Table, value)
@@ -100,7 +100,7 @@ def setting_rule(field: Field[Any]) -> SettingRule:
 
 
 def is_required(field: Field[Any]) -> bool:
-    """Whether a table must have this key, because it has no default."""
+    """Whether a table must have this key. A key with a default may be missing."""
     return field.default is MISSING and field.default_factory is MISSING
 
 
@@ -175,7 +175,7 @@ def _parse_value(
 
 
 def _parse_group(cls: type[Any], table: Table, path: KeyPath, faults: FaultCollector, rules: Rules) -> object:
-    """Parse a nested table. Returns `INVALID` if a required key is missing or invalid."""
+    """Parse a nested table into an instance of `cls`. Returns `INVALID` if a required key is missing or invalid."""
     before = faults.count
     found = parse_table(cls, table, path, faults, rules=rules)
     needed = [each for each in fields(cls) if is_required(each)]
@@ -234,7 +234,7 @@ def _parse_mapping(hint: Any, value: object, path: KeyPath, faults: FaultCollect
 
 
 def _parse_json_value(value: object, path: KeyPath, faults: FaultCollector) -> object:
-    """Parse a value that is passed on unchecked. Any value that JSON can express is allowed."""
+    """Parse a value that is passed on without a check of its keys. Any value that JSON can express is allowed."""
     match value:
         case str():
             return str(value)
@@ -256,15 +256,16 @@ def _parse_json_value(value: object, path: KeyPath, faults: FaultCollector) -> o
                 path,
                 f"is {format_value(value)}, which JSON cannot express",
                 because="it is sent as JSON and shown in the settings",
-                try_this="use a text, a number, true or false, a list or a table",
+                try_this="use a string, a number, true or false, a list or a table",
             )
             return None
 
 
 def _parse_named_values(hint: Any, value: object, path: KeyPath, faults: FaultCollector, rule: SettingRule) -> object:
-    """Parse a table whose keys are names.
+    """Parse a table whose keys are names, such as operation names.
 
-    A name with a dot may be written without quotes. TOML reads `agent.set = "boss"` as a nested table.
+    A name that contains a dot may be written without quotes. TOML reads `agent.set = "boss"` as a nested table, which
+    is converted back to the name `agent.set`.
     """
     read: dict[str, object] = {}
     for key, inner in expect_table(value, path, faults).items():
@@ -291,7 +292,7 @@ def _parse_scalar(hint: Any, value: object, path: KeyPath, faults: FaultCollecto
     if hint is int or hint is float:
         return _parse_number(hint, value, path, faults, rule)
     if not isinstance(value, str):
-        return _report_wrong_type("a text in quotes", '"..."', value, path, faults)
+        return _report_wrong_type("a string in quotes", '"..."', value, path, faults)
     text = str(value)
     if "\0" in text:
         faults.add(path, "contains a NUL character", because="text must not contain NUL", try_this="remove it")
@@ -372,16 +373,18 @@ def _parse_choice(kind: type[StrEnum], text: str, value: object, path: KeyPath, 
 
 
 def _reason_from_rule(rule: SettingRule) -> str:
-    return f"its meaning: {rule.description.rstrip('.')}" if rule.description else "this is the allowed range"
+    return (
+        f"meaning of this setting: {rule.description.rstrip('.')}" if rule.description else "this is the allowed range"
+    )
 
 
 _TYPE_REASONS = {
     "true or false": "true and false are written without quotes",
     "a whole number": "a whole number is written without quotes and without a decimal point",
     "a number": "a number is written without quotes",
-    "a text in quotes": "the value must be text, which is written in quotes",
-    "a secret": "it names the location of the secret, not its value",
-    "the name of a folder": "files are kept there",
+    "a string in quotes": "this setting is a string, which is written in quotes",
+    "a secret": "this setting says where the secret is; it does not contain the secret",
+    "the name of a folder": "the server keeps files in this folder",
 }
 
 

@@ -1,8 +1,7 @@
-"""Keeps the comments above a table with that table when a file is edited.
+"""Keeps the comments above a table together with that table when a file is edited.
 
-tomlkit assigns the comments above a `[table]` to the table before it. If a key were added to that
-table, it would be below an unrelated comment. If that table were removed, the comment would be
-removed too.
+tomlkit treats the comments above a `[table]` as the end of the previous table. So a key that is added to the previous
+table would end up below these comments. If the previous table were removed, the comments would be removed too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PLACEHOLDER = re.compile(r"\n\0(\d+)\0")
 
 
 class CommentedDocument:
-    """An editable document in which every comment stays above its table."""
+    """An editable TOML document in which the comments above a table stay with that table."""
 
     def __init__(self, text: str) -> None:
         self.document = tomlkit.parse(text)
@@ -36,11 +35,10 @@ class CommentedDocument:
         return _PLACEHOLDER.sub(lambda mark: above[int(mark[1])], written) + above[-1]
 
     def _comments_for_remaining(self, remaining: set[int]) -> list[str]:
-        """Return the comment lines above each table that remains.
+        """Return the comment lines above each table; the last item is the comments at the end of the file.
 
-        The last item has the comments at the end of the file. A removed table has no comment lines. But some lines
-        above it do not belong to it: the file header, and comments followed by a blank line. They move to the next
-        table.
+        The comment lines of a removed table are removed too. Lines above it that do not belong to it move to the next
+        table: the file header, and comments followed by a blank line.
         """
         above: list[str] = []
         carried = ""
@@ -78,9 +76,9 @@ class CommentedDocument:
 
 
 def _has_no_key_after(body: Sequence[tuple[object, object]]) -> list[bool]:
-    """Return for each item of a table whether no key of this table follows it.
+    """Return for each item of a table whether it comes after the last key of the table.
 
-    If none follows, the item is above the next table or at the end of the file.
+    Such an item is a comment or blank line above the next table, or at the end of the file.
     """
     found: list[bool] = []
     is_last = True

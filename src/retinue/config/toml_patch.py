@@ -1,4 +1,4 @@
-"""Changes the text of a settings file as a person would: only the requested keys change, and comments stay."""
+"""Changes single keys in the text of a settings file. All other text, including comments, stays unchanged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from retinue.config.errors import (
     SettingsFileChanged,
     SettingsFileUnchangeable,
 )
-from retinue.config.loader import hash_settings_text
 from retinue.config.renamed_settings import find_platforms, list_old_names, rename_settings
+from retinue.config.settings_loader import hash_settings_text
 from retinue.config.toml_comments import CommentedDocument
 from retinue.config.toml_source import FILE_BYTES_MAX, merge_tables
 from retinue.domain.shared_errors import SettingsFileTooLarge
 
-# Keys that identify a table of an array.
+# Keys that can identify a table in an array of tables.
 IDENTITY_KEYS = ("id", "name")
 
 Changes = Mapping[str, Any]
@@ -32,9 +32,9 @@ Changes = Mapping[str, Any]
 def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, validate: Callable[[str], object]) -> str:
     """Return the text with the changes applied. `validate` raises an error if the result is invalid.
 
-    `changes` is a nested mapping: a table is merged into the existing table, None removes a key, and anything else
-    replaces the value. If all tables of an array have an `id`, or all have a `name`, existing tables are merged and new
-    tables added. Any other array is replaced.
+    `changes` is a nested mapping. A table in it is merged into the existing table, None removes a key, and any other
+    value replaces the old value. An array of tables is merged if each of its tables has an `id`, or each has a `name`:
+    tables with a known id or name are merged, others are added. Any other array is replaced.
     """
     if hash_settings_text(text) != expected_hash:
         raise SettingsFileChanged
@@ -51,7 +51,7 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
 
 
 def _apply_changes(text: str, changes: Changes) -> str | None:
-    """Return the new text, or None if its values would differ from the old values with the changes."""
+    """Return the new text. None if its values would not be exactly the old values with these changes."""
     try:
         before = tomllib.loads(text)
         wanted = _merge_changes(before, changes)
@@ -64,9 +64,9 @@ def _apply_changes(text: str, changes: Changes) -> str | None:
 
 
 def _has_values(text: str, wanted: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether a text has exactly the wanted values.
+    """Whether a TOML text has exactly the wanted values.
 
-    A table that contained only tables may be missing if all of these were removed.
+    A table may be missing if it contained only other tables and all of them were removed.
     """
     found = tomllib.loads(text)
     _drop_emptied(wanted, found, before)
@@ -95,7 +95,7 @@ def _check_names(text: str, changes: Changes) -> None:
 
 
 def _sets_value(changes: Changes, path: KeyPath) -> bool:
-    """Whether the changes set any value at or below this path. Otherwise they only remove values there."""
+    """Whether the changes set a value at or below this path. False if they only remove values there."""
     found: Any = changes
     for part in path:
         found = found[part]
@@ -114,14 +114,16 @@ def _check_expressible(value: object, path: str) -> None:
     if isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
             if not isinstance(key, str):
-                raise SettingInexpressible(f"{path}.{key}".lstrip("."), because="a key must be a text")
+                raise SettingInexpressible(f"{path}.{key}".lstrip("."), because="a key must be a string")
             if inner is not None:
                 _check_expressible(inner, f"{path}.{key}".lstrip("."))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(cast("Sequence[object]", value)):
             _check_expressible(inner, f"{path}[{index}]")
     elif not isinstance(value, str | bool | int | float):
-        raise SettingInexpressible(path, because="a setting must be a text, a number, true or false, a list or a table")
+        raise SettingInexpressible(
+            path, because="a setting must be a string, a number, true or false, a list or a table"
+        )
 
 
 def _patch_table(table: MutableMapping[str, Any], changes: Changes) -> None:
@@ -153,7 +155,7 @@ def _patch_array(array: object, changes: Sequence[Changes], identity: str) -> No
 
 
 def _merge_changes(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return the values that the new text must have, as plain dictionaries."""
+    """Return the values that the new text must have: the values before, with the changes applied."""
     merged = dict(table)
     for key, change in changes.items():
         value: object = change
@@ -173,9 +175,9 @@ def _merge_changes(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]
 
 
 def _shared_identity_key(there: object, value: object) -> str | None:
-    """Return the key by which the tables of two arrays can be matched, such as `id`.
+    """Return the key by which the tables of two arrays can be matched, such as `id`, or None.
 
-    Every table has this key, with a different value in each table of an array.
+    Every table in both arrays must have this key, and its values must be unique within each array.
     """
     if not isinstance(there, list) or not isinstance(value, list | tuple) or not there or not value:
         return None
@@ -192,7 +194,7 @@ def _is_unique_key(array: list[object], key: str) -> bool:
 
 
 def _normalize(value: object) -> object:
-    """Sort the keys of a value, so that `repr` can compare two values. `repr` distinguishes 1, 1.0 and true."""
+    """Sort the keys of a value, so that two values can be compared by `repr`, which distinguishes 1, 1.0 and true."""
     if isinstance(value, dict):
         table = cast("dict[str, object]", value)
         return [(key, _normalize(table[key])) for key in sorted(table)]

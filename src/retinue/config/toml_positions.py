@@ -23,7 +23,7 @@ _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\
 
 
 class TextSpan(Struct, frozen=True):
-    """Where a key or a text value is in the file. The quotes are included."""
+    """The position of a key or a string value in the file, including its quotes."""
 
     path: KeyPath
     start: int
@@ -32,7 +32,7 @@ class TextSpan(Struct, frozen=True):
 
 
 def find_spans(text: str) -> list[TextSpan]:
-    """Return the spans of all keys and text values of a well-formed TOML text, in order.
+    """Return the spans of all keys and string values of a well-formed TOML text, in order.
 
     A table header has a span for each part of its path.
     """
@@ -87,9 +87,9 @@ class _Scanner:
         return path
 
     def _resolve_last_table(self, path: KeyPath) -> KeyPath:
-        """Return the path that a table header refers to.
+        """Return the path of the table to which a table header refers.
 
-        For an array of tables, this is the last table of the array.
+        In an array of tables, this is the last table.
         """
         return (*path, self._counts[path] - 1) if path in self._counts else path
 

@@ -1,5 +1,5 @@
-"""Reads settings files into one tree: parses them, expands `${VAR}`, finds secrets, follows
-includes and records positions."""
+"""Reads settings files into one tree: parses them, expands `${VAR}`, follows includes, converts
+secrets to references, and records the position of each key."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ _LINE = re.compile(r" ?\(at line (\d+), column \d+\)")
 
 
 class ExpandedText(str):
-    """A text in which a variable was expanded.
+    """A string value in which environment variables were expanded. `original` is the string as written in the file.
 
-    Error messages show `original`, because the variable may be a password.
+    Error messages show `original`, because the value of a variable may be a password.
     """
 
     original: str
@@ -78,17 +78,20 @@ class ExpandedText(str):
 
 
 class FileAccess(Struct, frozen=True, kw_only=True):
-    """Functions that read the text of a file and list the files that match a pattern. Both may raise OSError."""
+    """Access to the file system: `read` returns a file's text, `glob` the files that match a pattern.
+
+    Both may raise OSError.
+    """
 
     read: Callable[[Path], str]
     glob: Callable[[Path, str], list[Path]]
 
 
 class SettingsReader:
-    """Reads a settings file with all its includes into one tree of values.
+    """Reads a settings file and all files that it includes into one tree of values.
 
-    Errors are added to `faults`, and invalid values are left out. Settings with an old name are read under their new
-    name. Unless `accept_old_names` is set, each old name is also an error. `renamed` lists the old names by file.
+    Errors are added to `faults`, and invalid values are left out. A setting with an old name gets its new name in the
+    tree. Unless `accept_old_names` is set, the old name is also an error. `renamed` lists the old names by file.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class SettingsReader:
                 SettingPosition(file, int(line[1]) if line else None),
                 "invalid TOML",
                 because=_LINE.sub("", said),
-                try_this='correct the line; texts need quotes, as in name = "value"',
+                try_this='correct the line; strings need quotes, as in name = "value"',
             )
         except RecursionError:
             self._faults.add_at(
@@ -166,7 +169,7 @@ class SettingsReader:
         return None
 
     def _rename(self, parsed: Table, file: Path) -> Table:
-        """Return the content of a file with the new names of settings that were renamed."""
+        """Return the content of a file with new names in place of old ones. Old names are recorded or reported."""
         self.platforms |= find_platforms(parsed)
         self._unknown_platforms |= list_connectors(parsed) - self.platforms.keys()
         found = rename_settings(parsed, self.platforms)
@@ -371,10 +374,10 @@ class SettingsReader:
 
 
 def _is_sent_secret(value: object, path: KeyPath) -> bool:
-    """Whether a value may be a secret that is sent to a provider or MCP server: a key, or a header.
+    """Whether a setting may contain a secret that is sent to a provider or MCP server.
 
-    A header may be a secret if its name suggests so, if the value is the location of a secret, or if the value contains
-    a variable.
+    This is the case for an API key, and for a header whose name suggests a secret. A header is also treated as a secret
+    if its value is the location of a secret or contains a variable.
     """
     match path:
         case ("providers", _, "key") | ("web", "brave_key"):
@@ -388,7 +391,7 @@ def _is_sent_secret(value: object, path: KeyPath) -> bool:
 
 
 def merge_tables(base: Table, over: Table) -> Table:
-    """Merge two tables key by key, recursively. If a key has other values in both tables, the value of `over` wins."""
+    """Merge two tables key by key, recursively. If both have a value for a key, the value of `over` wins."""
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)
@@ -428,7 +431,7 @@ def read_error_reason(error: OSError | ValueError) -> str:
 
 
 def _resolve_path(file: Path) -> Path:
-    """Return the path without `..` and symlinks, so that the same file is recognized under different paths."""
+    """Return the path without `..` and symlinks, so that two paths of the same file are equal."""
     try:
         return file.resolve()
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Tool settings: rules for the whole server, which apply in addition to the rules of each agent."""
+"""Tool settings: rules for all agents, which apply in addition to the rules of each agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import cast
 
 from retinue.config import validators
-from retinue.config.setting_metadata import SettingEffect, setting
+from retinue.config.setting_metadata import SettingEffect, SettingRule, setting
 from retinue.domain.agent import ToolLists
 
 
@@ -28,9 +28,9 @@ class CommandSecurity(StrEnum):
 
 
 class CommandAsk(StrEnum):
-    """When a person is asked to approve a command. The strictest value is listed first.
+    """When a command needs approval. The strictest value is listed first.
 
-    With `off`, a command that the allowlist does not name is denied.
+    With `off` and an allowlist, a command that is not on the allowlist is denied.
     """
 
     ALWAYS = "always"
@@ -39,7 +39,7 @@ class CommandAsk(StrEnum):
 
 
 class ElevatedPolicy(StrEnum):
-    """What happens to a command that asks to run outside the sandbox, if every other rule allows it."""
+    """What happens to a command that requests to run outside the sandbox, if all other rules allow it."""
 
     OFF = "off"
     ASK = "ask"
@@ -48,11 +48,11 @@ class ElevatedPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolListSettings(ToolLists):
-    """Tool rules that apply together with those of the whole server. A tool must be allowed by all of them."""
+    """Tool rules that apply in addition to those in [tools]. An agent may use a tool only if all of them allow it."""
 
     profile: str | None = setting(
         None,
-        "Profile to start from: `minimal`, `coding`, `messaging` or `full`.",
+        "Set of tools to start from: `minimal`, `coding`, `messaging` or `full`. Default: all tools in `allow`.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_tool_profile,
         example="coding",
@@ -64,37 +64,52 @@ class ToolListSettings(ToolLists):
         (), "Tools that may be used in addition to the profile or to `allow`.", effect=SettingEffect.MESSAGE
     )
     ask: tuple[str, ...] = setting(
-        (), "Tools that need a person's approval for every call.", effect=SettingEffect.MESSAGE
+        (), "Tools that may be used, but each call needs a person's approval.", effect=SettingEffect.MESSAGE
     )
-    deny: tuple[str, ...] = setting((), "Tools that may never be used.", effect=SettingEffect.MESSAGE)
+    deny: tuple[str, ...] = setting(
+        (), "Tools that may never be used, even if another list names them.", effect=SettingEffect.MESSAGE
+    )
     capabilities_allow: tuple[str, ...] = setting(
         ("*",),
-        "Capabilities that a tool may have. A tool without capabilities is always allowed.",
+        "Permitted capabilities of tools, as globs such as `network.*`. A tool that has any other capability may not "
+        "be used. A tool without capabilities is not restricted.",
         effect=SettingEffect.MESSAGE,
     )
     capabilities_deny: tuple[str, ...] = setting(
-        (), "Capabilities that no tool may have.", effect=SettingEffect.MESSAGE, example="terminal.exec"
+        (),
+        "Forbidden capabilities of tools, as globs such as `network.*`. A tool that has one of them may not be used.",
+        effect=SettingEffect.MESSAGE,
+        example="terminal.exec",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelToolSettings(ToolListSettings):
-    """Tool rules for senders on one channel. `*` applies to channels that have no rules of their own."""
+    """Tool rules for messages from one channel. The name `*` stands for channels that have no rules."""
 
-    by_sender: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
+    by_sender: Mapping[str, ToolListSettings] = field(
+        default_factory=dict[str, ToolListSettings],
+        hash=False,
+        metadata={
+            "rule": SettingRule(
+                description="Tool rules for one sender in this channel, such as `person:maria`. Globs are allowed."
+            )
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideSenderToolSettings(ToolListSettings):
     """Tool rules for senders who are neither the owner nor a member.
 
-    They are guests, paired senders, people in groups and webhooks. A profile in the rules for one
-    of them (`by_sender`, `by_channel`) replaces this one.
+    Such senders are guests, paired senders, other people in groups, and webhooks. A profile in `by_sender` or
+    `by_channel` for one of them replaces the profile set here.
     """
 
     profile: str | None = setting(
         "minimal",
-        "Profile for outside senders: `minimal`, `coding`, `messaging` or `full`.",
+        "Set of tools to start from, for senders who are neither the owner nor a member: `minimal`, `coding`, "
+        "`messaging` or `full`.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_tool_profile,
         example="messaging",
@@ -103,9 +118,9 @@ class OutsideSenderToolSettings(ToolListSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSettings:
-    """Where commands run, which commands may run, and when a person is asked.
+    """Where commands run, which commands may run, and when a command needs approval.
 
-    More is allowed in a sandbox, which confines them.
+    The defaults allow more in a sandbox, because a sandbox limits what a command can do.
     """
 
     host: CommandLocation = setting(
@@ -113,26 +128,26 @@ class ExecSettings:
     )
     security: CommandSecurity = setting(
         CommandSecurity.ALLOWLIST,
-        "Which commands may run outside a sandbox: none (`deny`), those in `allow` and approved ones (`allowlist`), or "
-        "all (`full`).",
+        "Which commands may run outside a sandbox: none (`deny`), only those in `allow` and those that a person "
+        "approves (`allowlist`), or all (`full`).",
         effect=SettingEffect.MESSAGE,
     )
     ask: CommandAsk = setting(
         CommandAsk.ON_MISS,
-        "When a command outside a sandbox needs approval: `always`, or if the allowlist does not name it (`on-miss`). "
-        "With `off`, a command that the allowlist does not name is denied.",
+        "Whether a command outside a sandbox needs approval: always (`always`), or if `security` is `allowlist` and "
+        "the command is not in `allow` (`on-miss`). With `off`, such a command is denied.",
         effect=SettingEffect.MESSAGE,
     )
     sandbox_security: CommandSecurity = setting(
         CommandSecurity.FULL,
-        "Which commands may run in a sandbox: none (`deny`), those in `allow` and approved ones (`allowlist`), or all "
-        "(`full`).",
+        "Which commands may run in a sandbox: none (`deny`), only those in `allow` and those that a person approves "
+        "(`allowlist`), or all (`full`).",
         effect=SettingEffect.MESSAGE,
     )
     sandbox_ask: CommandAsk = setting(
         CommandAsk.OFF,
-        "When a command in a sandbox needs approval: `always`, or if the allowlist does not name it (`on-miss`). With "
-        "`off`, a command that the allowlist does not name is denied.",
+        "Whether a command in a sandbox needs approval: always (`always`), or if `sandbox_security` is `allowlist` and "
+        "the command is not in `allow` (`on-miss`). With `off`, such a command is denied.",
         effect=SettingEffect.MESSAGE,
     )
     elevated: ElevatedPolicy = setting(
@@ -143,7 +158,7 @@ class ExecSettings:
     )
     allow: tuple[str, ...] = setting(
         (),
-        "Commands that need no approval.",
+        "Commands that may run without approval. A command is written as plain words, such as `git status`.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_command_rule,
         example="git status",
@@ -152,48 +167,92 @@ class ExecSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings(ToolListSettings):
-    """Tool rules for the whole server."""
+    """Tool rules for all agents."""
 
     exec: ExecSettings = ExecSettings()
     outside_senders: OutsideSenderToolSettings = OutsideSenderToolSettings()
 
     agents_enabled: bool = setting(
-        True, "Whether agents may contact each other with the tools `agents_*`.", effect=SettingEffect.MESSAGE
+        True,
+        "Whether agents may see, write to and delegate to other agents, with the tools `agents_*`.",
+        effect=SettingEffect.MESSAGE,
     )
     invoke_allow: tuple[str, ...] = setting(
         (),
-        "Tools that may be called directly, outside a run, although direct calls to them are denied by default.",
+        "Tools that may be called directly, with `retinue tool invoke` or over MCP, although direct calls of these "
+        "tools are denied by default.",
         effect=SettingEffect.MESSAGE,
         example="write",
     )
-    by_provider: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
-    by_session: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
-    by_sender: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
-    by_channel: Mapping[str, ChannelToolSettings] = field(default_factory=dict[str, ChannelToolSettings], hash=False)
-    policies: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
+    by_provider: Mapping[str, ToolListSettings] = field(
+        default_factory=dict[str, ToolListSettings],
+        hash=False,
+        metadata={
+            "rule": SettingRule(
+                description="Tool rules for runs with one provider (`PROVIDER`) or one model (`PROVIDER/MODEL`)."
+            )
+        },
+    )
+    by_session: Mapping[str, ToolListSettings] = field(
+        default_factory=dict[str, ToolListSettings],
+        hash=False,
+        metadata={
+            "rule": SettingRule(
+                description="Tool rules for sessions of one kind, such as `chat`, `schedule` or `subagent`."
+            )
+        },
+    )
+    by_sender: Mapping[str, ToolListSettings] = field(
+        default_factory=dict[str, ToolListSettings],
+        hash=False,
+        metadata={
+            "rule": SettingRule(
+                description="Tool rules for messages from one sender, such as `person:maria`. Globs are allowed."
+            )
+        },
+    )
+    by_channel: Mapping[str, ChannelToolSettings] = field(
+        default_factory=dict[str, ChannelToolSettings],
+        hash=False,
+        metadata={
+            "rule": SettingRule(
+                description="Tool rules for messages from one channel, `CONNECTOR:CHANNEL`. `*` stands for channels "
+                "without rules."
+            )
+        },
+    )
+    policies: Mapping[str, ToolListSettings] = field(
+        default_factory=dict[str, ToolListSettings],
+        hash=False,
+        metadata={
+            "rule": SettingRule(
+                description="Tool rules with a name. They apply to agents whose setting `tools.policy` has this name."
+            )
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSettings:
-    """How long approvals wait for an answer, and who else is asked."""
+    """How long approval requests wait for an answer, and who is asked next."""
 
     expires_s: float = setting(
         86_400.0,
-        "Time until an approval expires without an answer, in seconds.",
+        "Time after which an unanswered approval request expires, in seconds.",
         effect=SettingEffect.MESSAGE,
         least=10,
         most=30 * 86_400,
     )
     escalate_after_s: float | None = setting(
         None,
-        "Time without an answer until the next person is asked, in seconds. Default: no other person is asked.",
+        "Time after which the next person in `escalate_to` is asked, in seconds. Default: no other person is asked.",
         effect=SettingEffect.MESSAGE,
         least=10,
         most=30 * 86_400,
     )
     escalate_to: tuple[str, ...] = setting(
         cast("tuple[str, ...]", ()),
-        "People to ask next, in order. Each is asked if the person before does not answer.",
+        "People to ask for an approval if the first person does not answer, in this order.",
         effect=SettingEffect.MESSAGE,
         example="maria",
     )

@@ -1,4 +1,4 @@
-"""Agent settings that are not supported yet. Using one is an error that says so, instead of "unknown key"."""
+"""Agent settings that are not supported yet. The error for such a setting says so, instead of "unknown key"."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UNSUPPORTED_KEYS: Mapping[str, tuple[str, str]] = {
     "group_chat": ("behavior in groups", "connectors for chat platforms"),
     "cli_backends": ("models that run as a local program", "runners for such programs"),
 }
-"""What each key would configure, and the missing component that it needs."""
+"""For each unsupported key: what it would configure, and the missing component that it needs."""
 
 
 def report_unsupported_key(key: str, path: KeyPath, faults: FaultCollector) -> bool:
-    """Report the key if it is a known but unsupported key, in any spelling. Returns whether it was reported."""
+    """If the key is known but not supported, in any spelling, report it. Returns whether it was reported."""
     known = {_normalize_key(name): what for name, what in UNSUPPORTED_KEYS.items()}.get(_normalize_key(key))
     if known is None:
         return False

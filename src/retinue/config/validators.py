@@ -1,4 +1,4 @@
-"""Validates single texts in the settings. Each function returns what is wrong, or None if the text is valid."""
+"""Validates single strings in the settings. Each function returns what is wrong, or None if the string is valid."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def check_store(text: str) -> str | None:
 def find_password(address: str) -> str:
     """Return the password in a database URL, before the @ or in its options.
 
-    Returns an empty string if there is none. If the URL cannot be parsed, the whole text is returned.
+    Returns an empty string if there is none. If the URL cannot be parsed, the whole URL is returned.
     """
     try:
         parts = urlsplit(address)
@@ -186,14 +186,14 @@ def check_context_file(text: str) -> str | None:
 
 
 def check_glob(text: str) -> str | None:
-    """Check a name or an `fnmatch` pattern. A [ that is not closed is refused: `fnmatch` would take it literally."""
+    """Check a name or an `fnmatch` pattern. A [ without ] is refused, because `fnmatch` would match it literally."""
     if not text.strip() or not text.isprintable():
         return "must be a name or a pattern with `*`, and not empty"
     return "must close every [ with a ]" if "[" in re.sub(r"\[!?\]?[^\]]*\]", "", text) else None
 
 
 def check_command_rule(text: str) -> str | None:
-    """Check the form of a rule of the command allowlist. `policy/tools/exec_allowlist.py` says what a rule means."""
+    """Check the form of a rule of the command allowlist. `policy/tools/exec_allowlist.py` explains the rules."""
     words = text.split()
     if not words:
         return "must name a program"
@@ -215,7 +215,7 @@ def check_image(text: str) -> str | None:
 
 
 def check_secret_reference(text: str) -> str | None:
-    """Check the location of a secret. The error does not show an invalid text, because it may be the secret itself."""
+    """Check the location of a secret. The error does not show an invalid value, because it may be the secret itself."""
     if re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]{0,99}", text) or (
         re.fullmatch(r"file:[/~].{1,1000}", text) and text.isprintable()
     ):

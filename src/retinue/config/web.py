@@ -28,25 +28,29 @@ def check_host_and_port(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSettings:
-    """The browser: one headless Chromium for each session that uses it."""
+    """The browser of agents: a headless Chromium for each session that uses it."""
 
     enabled: bool = setting(
-        True, "Whether agents can use a browser, if Chromium is installed.", effect=SettingEffect.HOT
+        True, "Whether agents can use a browser. Chromium must be installed.", effect=SettingEffect.HOT
     )
     path: Path | None = setting(
-        None, "Path of the browser. Default: `chromium`, `chromium-browser` or `google-chrome`."
+        None,
+        "Path of the browser's program. Default: the first of `chromium`, `chromium-browser` and `google-chrome` that "
+        "is installed.",
     )
-    idle_s: float = setting(300.0, "Time until an unused browser is closed, in seconds.", least=5, most=86_400)
-    browsers_max: int = setting(4, "Maximum number of open browsers, in all sessions.", least=1, most=64)
+    idle_s: float = setting(300.0, "Time after which an unused browser is closed, in seconds.", least=5, most=86_400)
+    browsers_max: int = setting(
+        4, "Maximum number of browsers that are open at once, in all sessions together.", least=1, most=64
+    )
     memory_bytes_max: int = setting(
         2048 * MIB,
-        "Maximum memory of one browser, in bytes. Above it, the browser is closed.",
+        "Maximum memory of one browser, in bytes. A browser that uses more is closed.",
         least=256 * MIB,
         most=1024 * 1024 * MIB,
     )
     traffic_bytes_max: int = setting(
         512 * MIB,
-        "Maximum network traffic of one browser, in bytes. Above it, the browser is closed.",
+        "Maximum network traffic of one browser, in bytes. A browser that causes more is closed.",
         least=MIB,
         most=1024 * 1024 * MIB,
     )
@@ -57,26 +61,26 @@ class WebSettings:
     """How agents read web pages, search the web and use a browser."""
 
     timeout_s: float = setting(
-        30.0, "Maximum time to load a page, in seconds.", effect=SettingEffect.MESSAGE, least=1, most=600
+        30.0, "Maximum time to load a web page, in seconds.", effect=SettingEffect.MESSAGE, least=1, most=600
     )
     page_bytes_max: int = setting(
         5 * MIB,
-        "Maximum uncompressed size of one page, in bytes.",
+        "Maximum size of a web page, uncompressed, in bytes.",
         effect=SettingEffect.MESSAGE,
         least=1024,
         most=64 * MIB,
     )
     ports: tuple[int, ...] = setting(
         (80, 443),
-        "Ports of web servers that agents may reach.",
+        "Ports of web servers to which agents may connect.",
         effect=SettingEffect.MESSAGE,
         least=1,
         most=validators.PORT_MAX,
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts in your own network that agents may reach, as HOST or HOST:PORT. Any web page can make an "
-        "agent send requests to them.",
+        "Hosts in your own network that agents may reach, as HOST or HOST:PORT. A web page that an agent reads can "
+        "make the agent send requests to these hosts.",
         effect=SettingEffect.MESSAGE,
         check=check_host_and_port,
         example="nas.lan:5000",
@@ -90,7 +94,8 @@ class WebSettings:
     )
     brave_key: SecretReference | None = setting(
         None,
-        f"Location of the key for Brave Search: `env` or `file`. Default: the variable `{BRAVE_KEY_VARIABLE}`.",
+        f"Location of the API key for Brave Search: an environment variable (`env`) or a file (`file`). Default: the "
+        f"environment variable `{BRAVE_KEY_VARIABLE}`.",
         effect=SettingEffect.MESSAGE,
     )
     browser: BrowserSettings = BrowserSettings()

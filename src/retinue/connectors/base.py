@@ -1,4 +1,4 @@
-"""The connector API: what the code for a platform implements, and what the server passes to that code.
+"""The connector API: the protocols that a connector implements, and the types that it exchanges with the server.
 
 A connector only receives and delivers messages. It cannot confirm a message to the platform before the message is
 stored, because `accept` returns only after the commit. It sends only what the outbox passes to it, one delivery part at
@@ -30,7 +30,7 @@ from retinue.domain.ports import Clock
 
 
 class FailureKind(StrEnum):
-    """Why an envelope did not reach its channel. The values are fixed texts, so an agent may safely see them."""
+    """Why an envelope did not reach its channel. The values are fixed strings, which are safe to show to an agent."""
 
     INVALID_ADDRESS = "invalid_address"  # the platform has no such channel
     INVALID_SENDER = "invalid_sender"  # the platform refuses us as the sender
@@ -117,7 +117,7 @@ class InboundKind(StrEnum):
 class PlatformUser(Struct, frozen=True, kw_only=True):
     """The platform user who sent a message.
 
-    `id` never changes. Users can change their names at any time, so a name proves nothing.
+    `id` never changes. Users can change their names at any time, so a name does not identify a user.
     """
 
     id: str
@@ -175,7 +175,7 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     team: str = ""
     attachments: tuple[Attachment, ...] = ()
     files: tuple[RemoteFile, ...] = ()
-    album: str = ""  # the same for all messages that the platform shows as one
+    album: str = ""  # id of the album: the same for all messages that the platform shows together
     quoted: QuotedMessage | None = None
     mentioned: bool = False  # addressed to us: by name, as a reply to our message, or as a command to us
     # written by another person and forwarded by the sender: nothing in it is the sender's command
@@ -187,8 +187,9 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
 
 Accept = Callable[[InboundMessage], Awaitable[Receipt | None]]
 """Passes a message to the server. A receipt means that the message is stored, so confirm it to the
-platform. None means that the server refused it and logged the reason. Confirm it too, or the
-platform delivers it forever. If the call raises, do not confirm the message, and pass it again."""
+platform. None means that no envelope is stored, for example because the sender was refused. Confirm
+the message too, or the platform delivers it forever. If the call raises an error, do not confirm the
+message, and pass it again."""
 
 
 # --- the connector ---
@@ -211,7 +212,7 @@ def get_capabilities(connector: object) -> ConnectorCapabilities | None:
 
 
 def has_numbered_answers(connector: object | None) -> bool:
-    """Whether people answer questions in the connector's channels with numbers, because the platform has no buttons."""
+    """Whether the connector declares that its platform has no buttons, so people answer questions with numbers."""
     able = get_capabilities(connector)
     return able is not None and not able.can_show_buttons
 
@@ -231,7 +232,7 @@ class Connector(Protocol):
 
     @property
     def repeats_safely(self) -> bool:
-        """Whether a part that is sent twice appears once, because the platform deduplicates parts by their keys."""
+        """Whether the platform deduplicates delivery parts by key, so that a part can be sent again safely."""
         ...
 
     async def listen(self, accept: Accept) -> None:
@@ -380,10 +381,12 @@ class SettingQuestion(Struct, frozen=True, kw_only=True):
 
 
 class Platform(Struct, frozen=True, kw_only=True):
-    """A platform. Each settings section `[connectors.NAME]` with `kind = name` creates one connector for it.
+    """A platform that connectors can connect to.
 
-    `settings` is a frozen dataclass whose fields are `retinue.config.setting_metadata.setting`s. It has the settings of
-    this platform, besides those that every connector has.
+    Each settings section `[connectors.NAME]` whose `kind` is the name of the platform creates one
+    connector. `settings` is a frozen dataclass with the settings of this platform, in addition to
+    those that every connector has. Its fields are declared with
+    `retinue.config.setting_metadata.setting`.
     """
 
     name: str
@@ -391,5 +394,5 @@ class Platform(Struct, frozen=True, kw_only=True):
     settings: type
     make_connector: Callable[[Any, ConnectorContext], Connector]
     questions: tuple[SettingQuestion, ...] = ()
-    next_steps: tuple[str, ...] = ()  # shown once it is connected
+    next_steps: tuple[str, ...] = ()  # shown after the connector was added and connected
     defaults: Mapping[str, object] = {}

@@ -1,4 +1,4 @@
-"""Creates connectors: parses the settings of the platform, and passes the services that a connector needs."""
+"""Creates a connector from its settings, and passes it the services that it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retinue.domain.structs import replace
 
 
 def parse_platform_settings(platform: Platform, connector_name: str, settings: ConnectorSettings) -> ConnectorSettings:
-    """Return the settings of a connector with the platform's own keys parsed.
+    """Parse the keys of a connector's settings that are specific to its platform, and return all its settings.
 
     The keys that all connectors share were already parsed with the settings file.
     """
@@ -45,9 +45,9 @@ def make_connector(platform: Platform, settings: ConnectorSettings, context: Con
 def make_secret_reader(
     settings: Any, *, connector_name: str, data_dir: Path, environment: Mapping[str, str]
 ) -> Callable[[str], str]:
-    """Return a function that reads a secret, given the setting that names it. The secret is read on each call.
+    """Return a function that reads the secret of a setting, such as `token_env` or `token_file`.
 
-    A relative path starts at `data_dir`.
+    The secret is read again on each call. A relative path starts at `data_dir`.
     """
     named = {stem: (env, file) for stem, env, file in iterate_secrets(settings)}
 

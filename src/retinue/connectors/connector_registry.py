@@ -1,6 +1,7 @@
-"""The registry of platforms: built-in platforms, imported by name on first use, and platforms of plugins.
+"""The registry of platforms: the built-in platforms, and the platforms of plugins.
 
-For a well-known platform that is not supported, the error gives the reason.
+A built-in platform is imported on first use. For a well-known platform that is not supported, `find`
+raises an error with the reason.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 
 
 class ConnectorNameMismatch(Invalid):
-    """The factory of a platform returned a connector with another name than requested."""
+    """The factory of a platform returned a connector with a different name than the one requested."""
 
     code = "connector.name_mismatch"
 

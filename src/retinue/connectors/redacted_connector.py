@@ -19,7 +19,7 @@ from retinue.connectors.base import (
     get_capabilities,
 )
 
-# No text written by an agent passes through these.
+# These methods send no text that an agent wrote, so they are not wrapped.
 FORWARDED_METHODS = ("react", "show_typing", "delete_preview", "check")
 
 
@@ -27,8 +27,8 @@ FORWARDED_METHODS = ("react", "show_typing", "delete_preview", "check")
 class RedactedConnector:
     """Wraps any connector and redacts what it sends. Stored envelopes are not changed.
 
-    It supports exactly what the wrapped connector supports. Optional methods (`preview`, `react` and so on) are added
-    per instance, so that checks for their presence give the right answer.
+    It supports exactly what the wrapped connector supports. Optional methods (`preview`, `react` and
+    so on) are added to each instance only if the wrapped connector has them.
     """
 
     inner: Connector

@@ -16,13 +16,13 @@ class DmPolicy(StrEnum):
     """Who may send direct messages."""
 
     CLOSED = "closed"  # only people of this instance, by their linked platform ids
-    PAIRING = "pairing"  # as ALLOWLIST, and senders whose pairing code the owner accepts
-    ALLOWLIST = "allowlist"  # as CLOSED, and listed senders
+    PAIRING = "pairing"  # like ALLOWLIST, plus senders whose pairing request the owner accepted
+    ALLOWLIST = "allowlist"  # like CLOSED, plus listed senders
     OPEN = "open"
 
 
 class GroupPolicy(StrEnum):
-    """In which groups the connector listens, and to which senders."""
+    """From which groups, and from which senders in them, a connector accepts messages."""
 
     CLOSED = "closed"
     ALLOWLIST = "allowlist"  # in listed groups; listed senders, paired senders and people of this instance
@@ -30,14 +30,14 @@ class GroupPolicy(StrEnum):
 
 
 class Activation(StrEnum):
-    """Which group messages are addressed to the agent."""
+    """Which messages in a group count as addressed to the agent."""
 
     MENTION = "mention"  # messages that mention the agent, reply to it or are a command
     ALWAYS = "always"
 
 
 class AccessAction(StrEnum):
-    """What happens to an inbound message."""
+    """What the server does with an inbound message."""
 
     ADMIT = "admit"
     AMBIENT = "overhear"  # the sender is allowed, but the message is not addressed to the agent
@@ -48,7 +48,8 @@ class AccessAction(StrEnum):
 class AccessDecision(Struct, frozen=True, kw_only=True):
     """Whether an inbound message is admitted, and why.
 
-    `setting_key` is the setting that decided. `trust` and `may_command` are set only if the message is admitted.
+    `setting_key` names the setting that decided. `trust` and `may_command` are set only if the
+    message is admitted.
     """
 
     action: AccessAction
@@ -59,7 +60,7 @@ class AccessDecision(Struct, frozen=True, kw_only=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Links a platform id to a person."""
+    """A link from a platform id, such as a Telegram user id, to a person of this instance."""
 
     service: str
     id: str
@@ -73,10 +74,10 @@ PLATFORMS_WITH_LOCAL_IDS = frozenset({"irc"})
 
 
 def id_namespace(platform: str, connector: str) -> str:
-    """Return the platform or connector within which a platform id is unique.
+    """Return the name of the platform or connector within which a platform id is unique.
 
-    Links between ids and people use this name. It is the platform if an id means the same person everywhere on that
-    platform. Otherwise it is the connector.
+    It is the platform if an id means the same person everywhere on that platform. Otherwise it is
+    the connector. Identities, which link ids to people, are stored under this name.
     """
     return connector if platform in PLATFORMS_WITH_LOCAL_IDS else platform
 
@@ -111,7 +112,7 @@ class PoisonMessageState(StrEnum):
 
 
 class PoisonMessage(Struct, frozen=True, kw_only=True):
-    """A poison message: an inbound message that failed on every attempt and is kept for a person."""
+    """An inbound message that raised an error on every attempt. It is kept until a person retries or drops it."""
 
     id: str
     connector: str

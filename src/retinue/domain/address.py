@@ -1,6 +1,6 @@
 """Addresses: the sender and recipient of an envelope.
 
-`parse_address` is strict, so every `Address` is in canonical form.
+`parse_address` validates an address and returns it in canonical form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AddressKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> AddressKind | None:
-        return cls.SERVER if value == FORMER_SERVER else None  # in JSON that a version before 1.0 has stored
+        return cls.SERVER if value == FORMER_SERVER else None  # in JSON that versions before 1.0 stored
 
 
 class Address(Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""Agents: the named definitions of their purpose, model, tools and limits.
+"""Agent definitions: the name, purpose, model, tools and limits of each agent.
 
-An agent's conversations are its sessions.
+The conversations of an agent are not part of its definition. They are sessions (`domain/session`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXTERNAL_RETRIES = 3
 
 
 class CrashPolicy(StrEnum):
-    """What happens to a run that a crash interrupted."""
+    """What the server does, when it starts again, with a run that a crash interrupted."""
 
     RESUME = "resume"
     AT_MOST_ONCE = "at-most-once"
@@ -63,11 +63,14 @@ class PermissionLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLists:
-    """Which tools an agent has, and which of them need an approval. Each list has globs over tool names and groups.
+    """Which tools an agent has, and which of them need an approval.
 
-    A group is written `group:web`. `deny` wins, then `ask`. A tool that `allow` does not match is not offered. The
-    default of `allow` matches every tool; an empty list matches none. `also_allow` adds to a profile or to `allow`
-    without replacing it. `capabilities_allow` admits a tool if it matches each of the tool's capabilities.
+    Each list contains globs that match tool names, or groups such as `group:web`. A tool is denied
+    if `deny` matches it. Otherwise it needs an approval if `ask` matches it. By default, `allow`
+    matches every tool; an empty `allow` matches none. `also_allow` adds tools to those of `profile`
+    and `allow`. The capability lists contain globs that match capabilities. They deny a tool if
+    `capabilities_allow` does not match all of its capabilities, or if `capabilities_deny` matches
+    one of them.
     """
 
     profile: str | None = None
@@ -83,7 +86,8 @@ class ToolLists:
 class ToolRules(ToolLists):
     """An agent's tool rules.
 
-    `policy` names one of the server's tool policies. `by_provider` has further lists for each model provider.
+    `policy` is the name of a tool policy in the server's settings. `by_provider` maps a model
+    provider, or PROVIDER/MODEL, to lists that also apply while the agent uses that model.
     """
 
     policy: str | None = None
@@ -94,9 +98,11 @@ class ToolRules(ToolLists):
 class DelegationRules:
     """Which agents an agent can see and write to, and the limits of its delegations.
 
-    `allow` and `deny` are globs over agent names. `depth_max` limits the delegation depth below a run that a person or
-    a schedule started. At 1, the agents to which this run delegates cannot delegate further. `open_max` limits the open
-    delegations of one session. `exchanges_max` limits how often two sessions may answer each other.
+    `allow` and `deny` are globs that match agent names. `depth_max` is the maximum delegation
+    depth, counted from a run that a person or a schedule started. At 1, the agents to which that
+    run delegates cannot delegate further. `open_max` is the maximum number of open delegations of
+    one session. `exchanges_max` is the maximum number of replies that two sessions send each other
+    in one exchange.
     """
 
     allow: tuple[str, ...] = ("*",)
@@ -112,7 +118,8 @@ class DelegationRules:
 class SubagentRules:
     """Which other agents an agent may start as subagents, and the limits of its subagents.
 
-    A value that is not set comes from `[defaults.subagents]`, then from the definition of the subagent.
+    An unset value is taken from `[defaults.subagents]` or, if it is not set there either, from the
+    definition of the subagent.
     """
 
     allow: tuple[str, ...] = ()
@@ -124,10 +131,11 @@ class SubagentRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRules:
-    """How often an agent checks in without being asked, and how.
+    """The heartbeat of an agent: how often the agent checks whether anything needs attention, and how.
 
-    An unset value comes from `[defaults.heartbeat]`. An agent with any value set has a heartbeat.
-    If no agent has one, the default agent gets the heartbeat of `[defaults.heartbeat]`.
+    An agent has a heartbeat if at least one of these values is set. Unset values are taken from
+    `[defaults.heartbeat]`. If no agent has a heartbeat, the default agent gets one with the values
+    of `[defaults.heartbeat]`.
     """
 
     every_s: float | None = None  # 0: never
@@ -154,8 +162,9 @@ NO_HEARTBEAT = HeartbeatRules()
 class SandboxRules:
     """How an agent's commands are confined, in addition to the server's settings.
 
-    A looser value than theirs has no effect. `image` and `cpus` apply to the agent's containers. A container is removed
-    after `idle_hours` without use or at `age_days`.
+    A value that is less strict than the server's setting has no effect. `image` and `cpus` apply to
+    the agent's containers. A container is removed when it has not been used for `idle_hours`, or
+    when it is `age_days` old.
     """
 
     mode: SandboxMode | None = None
@@ -173,7 +182,7 @@ class SandboxRules:
 class ExternalAgentEndpoint:
     """How to reach an external agent.
 
-    `secret` is the location of the signing key (`env:NAME` or `file:PATH`), never its value.
+    `secret` is the location of the signing key (`env:NAME` or `file:PATH`), never the key.
     """
 
     url: str = ""
@@ -228,13 +237,13 @@ class Agent:
 
     @property
     def label(self) -> str:
-        """The name of the agent that people see."""
+        """The name under which people see the agent."""
         return self.display_name or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentVersion:
-    """One stored version of an agent, and who made the change."""
+    """One stored version of an agent definition, and who created that version."""
 
     agent: Agent
     source: str

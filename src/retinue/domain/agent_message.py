@@ -1,4 +1,4 @@
-"""Agent messages: messages from one session to another that expect no result."""
+"""Agent messages: messages from an agent's session to another session, for which no result is expected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.trust import Trust
 
 
 class RecipientStrategy(StrEnum):
-    """How to choose a recipient session if none is named: the most recent session of one kind."""
+    """How to choose a recipient if the sender names none: the most recent session of this kind."""
 
     MOST_RECENT_FOREGROUND = "most-recent-foreground"  # a session that a person opened
     HEARTBEAT = "heartbeat"
@@ -21,9 +21,10 @@ class RecipientStrategy(StrEnum):
 class AgentMessage(Struct, frozen=True, kw_only=True):
     """An agent message to send. `recipient` is an agent name, a session id, a session key or empty.
 
-    A message without a recipient goes to the session that started the sender's session. If there is none, it goes to
-    the last session of the run principal. With `own_sessions_only`, the recipient must be a session that the sender's
-    session started, or the session that started it.
+    A message without a recipient goes to the session that started the sender's session. If there is
+    no such session, the message goes to the last session of the run principal. With
+    `own_sessions_only`, the recipient must be a session that the sender's session started, or the
+    session that started the sender's session.
     """
 
     run: RunId
@@ -47,6 +48,6 @@ class AgentMessageReceipt(Struct, frozen=True, kw_only=True):
 
 
 class DeliverAgentMessage(Protocol):
-    """Sends an agent message. A repeated tool call does not send it again."""
+    """Sends an agent message. If the same tool call is repeated, the message is not sent again."""
 
     async def __call__(self, message: AgentMessage) -> AgentMessageReceipt: ...

@@ -1,6 +1,6 @@
-"""Approvals: questions put to a person about exact tool calls.
+"""Approvals: questions that ask a person whether an agent may perform certain tool calls.
 
-They survive restarts and can be answered in any client.
+Approvals survive restarts, and people can answer them in any client.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Approval(Struct, frozen=True, kw_only=True):
     decided_by: str = ""
     decided_at: datetime | None = None
     is_released: bool = False  # the run continued without the answer, so a decision starts a new run
-    call_permissions: tuple[Permission, ...] = ()  # what these calls need beyond their grants; any yes allows it
-    grant_permissions: tuple[Permission, ...] = ()  # granted by a yes that is remembered; empty if it cannot be
+    call_permissions: tuple[Permission, ...] = ()  # what the calls need besides their grants; any yes allows it
+    grant_permissions: tuple[Permission, ...] = ()  # what a lasting yes grants; empty if none is possible
     recipients: tuple[Address, ...] = ()
     agent: str = ""  # the agent that receives the grant; empty: the agent that asked
     scope: GrantScope | None = None  # how long a yes lasts

@@ -1,6 +1,6 @@
-"""The audit log: one entry per decision and effect, in hash chains.
+"""The audit log: entries in hash chains, for tool calls, approvals and administrative changes.
 
-There is one chain per session and one for the server. An entry holds the hash of its content, never the content, so
+There is one chain per session and one for the server. An entry has the hash of its content, never the content, so
 content can be erased without breaking the chain. To change, drop or move an entry unnoticed, an attacker must also
 change every later entry and anchor. Otherwise `check_chains` finds the first entry that does not match.
 """
@@ -23,7 +23,7 @@ NAME_CHARS_MAX = 200
 
 
 class AuditKind(StrEnum):
-    """What an audit entry is about."""
+    """What an audit entry records."""
 
     CALL_ALLOWED = "call-allowed"
     CALL_ENDED = "call-ended"
@@ -50,7 +50,7 @@ class AuditKind(StrEnum):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """An audit entry to write.
+    """A new audit entry that is not yet part of a chain.
 
     `subject` names a tool, an approval or a setting. `content` is the hash of the content.
     """
@@ -66,7 +66,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
 
 class AuditLink(Struct, frozen=True):
-    """One stored entry of a chain. All fields are plain text and numbers, as read from a store or a file."""
+    """One entry of an audit chain. All fields are strings and numbers, as read from a database or an export file."""
 
     chain: str
     position: int  # 1-based, without gaps
@@ -83,7 +83,7 @@ class AuditLink(Struct, frozen=True):
 
 
 class AuditAnchor(Struct, frozen=True):
-    """The position and hash of a chain at one time.
+    """The position and hash of the last entry of an audit chain at a point in time.
 
     A copy of the anchor outside the database reveals if the chain is truncated or rewritten later.
     """
@@ -98,7 +98,7 @@ class AuditAnchor(Struct, frozen=True):
 
 
 class AuditChainFlaw(Struct, frozen=True):
-    """An inconsistency found in a chain."""
+    """An inconsistency found in an audit chain."""
 
     chain: str
     position: int
@@ -115,25 +115,25 @@ def canonical_json(value: Any) -> str:
 
 
 def hash_content(value: Any) -> str:
-    """Return the SHA-256 hash of a content. A string is hashed directly, any other value as canonical JSON."""
+    """Return the SHA-256 hash of a value. A string is hashed directly, any other value as canonical JSON."""
     text = value if isinstance(value, str) else _encode(value)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def hash_link(previous_hash: str, link_fields: Mapping[str, Any]) -> str:
-    """Hash the fields of a link, except `hash`, together with the previous link's hash."""
+    """Return the hash of an entry. It covers the fields of the entry, except `hash`, and the previous entry's hash."""
     return hashlib.sha256(_encode({**link_fields, "before": previous_hash}).encode()).hexdigest()
 
 
 def hashed_fields(link: AuditLink) -> dict[str, Any]:
-    """Return the fields of a link that are hashed and exported: all fields except `hash`."""
+    """Return the fields of an audit entry that are hashed and exported: all fields except `hash`."""
     return {name: getattr(link, name) for name in _HASHED_FIELDS}
 
 
 class AuditChainChecker:
-    """Checks the links of audit chains one by one, in order, one chain after the other.
+    """Checks audit chains entry by entry, in order, one chain after another.
 
-    An inconsistency is reported once, not again for every later link.
+    An inconsistency is reported once, not again for every later entry.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class AuditChainChecker:
         self._at_ms = 0
 
     def check_link(self, link: AuditLink) -> Iterator[AuditChainFlaw]:
-        """Check the next link and yield its flaws."""
+        """Check the next entry of a chain, and yield each inconsistency that it reveals."""
         self.link_count += 1
         if link.chain != self._chain:
             self.chain_count += 1
@@ -168,9 +168,10 @@ class AuditChainChecker:
         self._position, self._previous_hash, self._at_ms = link.position, link.hash, max(link.at_ms, self._at_ms)
 
     def finish(self) -> Iterator[AuditChainFlaw]:
-        """Yield the flaws that are known only after the last link.
+        """Yield the inconsistencies that can be found only after the last entry.
 
-        These are missing chains, and chains that the server's chain does not announce.
+        The server's chain announces every other chain. So a chain is missing if it is announced and
+        has no entries, and unexpected if it has entries and is not announced.
         """
         for chain in sorted(self.announced_chains - self.seen_chains):
             yield AuditChainFlaw(chain, 1, "the whole chain is missing")
@@ -179,7 +180,10 @@ class AuditChainChecker:
 
 
 def check_chains(links: Iterable[AuditLink], anchors: Iterable[AuditAnchor] = ()) -> list[AuditChainFlaw]:
-    """Return all flaws of complete chains and their anchors. The caller passes the links of each chain in order."""
+    """Return all inconsistencies in complete audit chains, and between the chains and their anchors.
+
+    `links` must contain the entries of each chain in order.
+    """
     checker = AuditChainChecker()
     wanted: dict[tuple[str, int], set[str]] = {}
     for anchor in anchors:
@@ -194,12 +198,12 @@ def check_chains(links: Iterable[AuditLink], anchors: Iterable[AuditAnchor] = ()
     return [*flaws, *checker.finish()]
 
 
-ANCHOR_MISMATCH = "an anchor has a different entry at this position"
-CHAIN_TRUNCATED = "an anchor has an entry at this position, which is missing"
+ANCHOR_MISMATCH = "an anchor has a different hash for this position"
+CHAIN_TRUNCATED = "an anchor has a hash for this position, but the entry is missing"
 
 
 def hash_anchors(anchors: Iterable[AuditAnchor]) -> str:
-    """Return one hash of all anchors of an hour. The server's chain stores this hash."""
+    """Return one hash for all anchors of an hour. This hash is stored in an entry of the server's chain."""
     return hash_content(sorted([each.chain, each.position, each.hash] for each in anchors))
 
 
@@ -207,9 +211,9 @@ def hash_anchors(anchors: Iterable[AuditAnchor]) -> str:
 
 
 def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
-    """Build the audit entry that a call was allowed.
+    """Build the audit entry for an allowed tool call.
 
-    It is written in the commit of the call's intent, before the call is performed.
+    The entry is written in the same commit as the call's intent, before the call is performed.
     """
     return AuditEntry(
         kind=AuditKind.CALL_ALLOWED,
@@ -224,9 +228,10 @@ def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: st
 
 
 def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) -> AuditEntry:
-    """Build the audit entry that a call ended. It is written in the commit of the call's result.
+    """Build the audit entry for a finished tool call.
 
-    `verdict` is done, failed or interrupted.
+    The entry is written in the same commit as the call's result. `verdict` is done, failed or
+    interrupted.
     """
     return AuditEntry(
         kind=AuditKind.CALL_ENDED,
@@ -240,10 +245,11 @@ def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) ->
 
 
 def call_refused(tool: str, output: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
-    """Build the audit entry that a call was refused.
+    """Build the audit entry for a refused tool call.
 
-    It is written in the commit of `output`, which the model reads in place of a result. `because` is the text of a
-    rule, never of a person or a web page, because entries are kept forever.
+    The entry is written in the same commit as `output`, which the model reads in place of a result.
+    Entries are kept forever, so `because` must be the text of a rule, never text from a person or
+    a web page.
     """
     return AuditEntry(
         kind=AuditKind.CALL_REFUSED,
@@ -258,9 +264,9 @@ def call_refused(tool: str, output: str, *, agent: str, run: str, because: str =
 
 
 def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> AuditEntry:
-    """Build the audit entry that a person was asked for an approval.
+    """Build the audit entry for an approval that was requested from a person.
 
-    `question` holds the calls, permissions and reasons.
+    `question` contains the calls, the permissions and the reasons. Only its hash is kept.
     """
     return AuditEntry(
         kind=AuditKind.APPROVAL_ASKED,
@@ -276,7 +282,7 @@ def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> Aud
 def approval_decided(
     approval: str, *, by: str, agent: str, run: str, state: str, scope: str = "", comment: str = ""
 ) -> AuditEntry:
-    """Build the audit entry that an approval was decided.
+    """Build the audit entry for an approval that was decided or closed.
 
     `state` is allowed, denied or closed; `scope` is how long a yes lasts.
     """
@@ -311,7 +317,7 @@ def approval_refused(approval: str, *, by: str, agent: str, run: str, because: s
 
 
 def grant_given(permission: str, *, by: str, agent: str, grant: str, run: str | None = None) -> AuditEntry:
-    """Build the audit entry that a permission was granted. `grant` is the id of the grant."""
+    """Build the audit entry for a granted permission. `grant` is the id of the grant."""
     return AuditEntry(
         kind=AuditKind.GRANT_GIVEN,
         who=by,
@@ -335,9 +341,9 @@ def grant_revoked(permission: str, *, by: str, agent: str, grant: str) -> AuditE
 
 
 def operation_performed(kind: AuditKind, operation: str, *, by: str, agent: str = "") -> AuditEntry:
-    """Build the audit entry of an administrative change: of a setting, agent, person or token, for example.
+    """Build the audit entry for an administrative operation, such as a change of a setting or an agent.
 
-    The entry has the operation and its caller. The parameters are not kept, not even as a hash, because they may
-    contain secrets. `agent` is the agent that was changed, if any.
+    The entry contains the name of the operation and its caller. The parameters may contain secrets,
+    so neither they nor their hash are kept. `agent` is the agent that was changed, if any.
     """
     return AuditEntry(kind=kind, who=by, agent=agent, subject=operation, verdict="done")

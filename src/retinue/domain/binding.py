@@ -10,7 +10,7 @@ BINDING_AGENTS_MAX = 16  # agents that may answer in one channel
 
 
 class PeerKind(StrEnum):
-    """The kind of a channel, such as a group. A binding that names no kind matches every channel."""
+    """The kind of a channel: a direct message, a group, or a channel of a guild or team."""
 
     DM = "dm"
     GROUP = "group"
@@ -18,7 +18,10 @@ class PeerKind(StrEnum):
 
 
 class MatchedBy(StrEnum):
-    """Which part of a binding matched the channel. If several bindings match, the part listed first decides."""
+    """Which part of a binding matched the channel.
+
+    If several bindings match, the one with the part that is listed first here applies.
+    """
 
     PEER = "peer"
     PARENT = "parent-peer"
@@ -30,10 +33,11 @@ class MatchedBy(StrEnum):
 
 
 class BindingMatch(Struct, frozen=True, kw_only=True):
-    """What a binding matches.
+    """The conditions under which a binding applies to a channel.
 
-    An empty field matches anything: without an `account`, every account of the connector matches. `connector` is a
-    platform, such as `telegram`, or the name of one connector. `account` is the name of one connector.
+    An empty field matches everything: without an `account`, every account of the platform matches.
+    `connector` is a platform, such as `telegram`, or the name of one connector. `account` is the
+    name of one connector.
     """
 
     connector: str
@@ -51,9 +55,10 @@ class BindingMatch(Struct, frozen=True, kw_only=True):
 
 
 class Binding(Struct, frozen=True, kw_only=True):
-    """A rule for which agents answer in the channels that it matches.
+    """A rule that says which agents answer in the channels that match it.
 
-    `agent` answers there. Each of `extra_agents` also answers, independently.
+    `agent` answers in these channels. Each of `extra_agents` answers there too, independently of
+    the others.
     """
 
     id: str
@@ -68,7 +73,7 @@ class Binding(Struct, frozen=True, kw_only=True):
 
 
 class ChannelFacts(Struct, frozen=True, kw_only=True):
-    """The channel and sender of a message, which bindings are matched against."""
+    """Facts about the channel and the sender of a message. Bindings are compared with them."""
 
     platform: str
     connector: str
@@ -81,7 +86,7 @@ class ChannelFacts(Struct, frozen=True, kw_only=True):
 
 
 class BindingResult(Struct, frozen=True, kw_only=True):
-    """The agents that answer in a channel. `binding` is the binding that decided.
+    """The agents that answer in a channel, and the binding that names them.
 
     If no binding matches, the default agent answers and `binding` is None.
     """

@@ -20,7 +20,7 @@ _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
 class BudgetLimits(Struct, frozen=True, kw_only=True):
-    """The limits of all budgets that apply to a call, from the narrowest to the widest. None: no limit."""
+    """The limits of all budgets that apply to a model call, from the narrowest to the widest. None means no limit."""
 
     run_microusd: int | None = None
     tree_microusd: int | None = None
@@ -74,7 +74,8 @@ class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
 class ModelCallReservation(Struct, frozen=True, kw_only=True):
     """The reservation for a model call: the maximum number of output tokens, and the reserved amount.
 
-    `warnings` name the budgets that rose above the warning threshold with the run's last call.
+    `warnings` are texts for people. Each is about a budget that the run's previous call raised above
+    the warning threshold.
     """
 
     output_tokens_max: int
@@ -83,7 +84,7 @@ class ModelCallReservation(Struct, frozen=True, kw_only=True):
 
 
 class BudgetPeriod(Struct, frozen=True, kw_only=True):
-    """A day and its month in the owner's time zone, as day numbers since 1970-01-01."""
+    """A day, and the first and last day of its month, in the owner's time zone. Days are counted from 1970-01-01."""
 
     day: int
     month_first_day: int
@@ -113,7 +114,7 @@ def format_usd(microusd: int) -> str:
 
 
 class BudgetSpent(RetinueError):
-    """A model call was not made, because too little of a budget is left."""
+    """A model call was refused, because the rest of a budget does not cover its maximum cost."""
 
     code = "budget.spent"
 
@@ -128,9 +129,9 @@ class BudgetSpent(RetinueError):
         resets_on: date | None,
         setting: str,
     ) -> None:
-        reserved = f" and {format_usd(reserved_microusd)} is reserved for running calls" if reserved_microusd else ""
+        reserved = f", {format_usd(reserved_microusd)} is reserved for running calls" if reserved_microusd else ""
         super().__init__(
-            f"{budget} is spent",
+            f"{budget} does not cover the next model call",
             because=f"{format_usd(spent_microusd)} of {format_usd(limit_microusd)} is spent{reserved}, "
             f"and the next call may cost {format_usd(needed_microusd)}",
             try_this=f"wait until {resets_on}, or raise {setting}" if resets_on else f"raise {setting}",
@@ -138,14 +139,14 @@ class BudgetSpent(RetinueError):
 
 
 class PriceUnknown(RetinueError):
-    """A budget applies, but the price of the model is not known."""
+    """A model call was refused, because a budget applies and the price of the model is unknown."""
 
     code = "model.price_unknown"
 
     def __init__(self, ref: ModelRef) -> None:
         super().__init__(
-            f"the price of {ref} is unknown",
-            because="a budget applies, and without a price the cost cannot be limited",
+            f"{ref} cannot be used under a budget, because its price is unknown",
+            because="without a price, the server cannot limit the cost of a call",
             try_this=f'set `input_usd` and `output_usd` under [models.entries."{ref}"] in retinue.toml, or 0 for both',
         )
         self.ref = ref

@@ -1,8 +1,8 @@
 """Enforces budgets: the maximum cost of a model call is reserved before the call is made.
 
 The maximum assumes the longest possible input at the highest input price, and the longest output that the call may
-produce. It is never too low, so no call exceeds a budget. `store/runs/budgets` provides the sums, in the commit of the
-reservation.
+produce. It is never too low, so no call exceeds a budget. `store/runs/budget_reservations` computes the amounts
+that are spent and reserved, in the same commit that stores the reservation.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class BudgetBalance(Struct, frozen=True, kw_only=True):
 class BudgetPayer(Struct, frozen=True, kw_only=True):
     """The agent that makes a call and the person who is charged for it. Error texts name both.
 
-    If `person` is empty, no person is charged. `delegators` are the agents that delegated the work. Their budgets limit
-    the call too.
+    If `person` is empty, no person is charged. `delegators` are the agents that delegated the work.
+    The budgets of these agents limit the call too.
     """
 
     agent: str
@@ -78,7 +78,7 @@ def grant_output_tokens(
 ) -> int:
     """Return how many output tokens a call may use without exceeding any budget.
 
-    Raises `BudgetSpent` if that is too few.
+    Raises `BudgetSpent` if the tightest budget does not cover the input and a minimum of output.
     """
     wanted = request.output_tokens_max
     if not budgets:
@@ -95,7 +95,7 @@ def grant_output_tokens(
 
 
 def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, payer: BudgetPayer) -> str | None:
-    """Return a warning if the last call raised a budget above the warning threshold, given as a share of its limit.
+    """Return a warning if the last call raised the spent amount above `share` of the budget's limit.
 
     The spent amount only rises, so exactly one call per day, month or run triggers the warning.
     """

@@ -1,6 +1,6 @@
-"""Credentials: access to a model provider, the location of its key, and past failures.
+"""Credentials for model providers: where the key of each is stored, and its recent failures.
 
-The key itself is never stored here.
+A credential contains the location of the key, never the key.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Credential(Struct, frozen=True, kw_only=True):
 
 
 class CredentialFailureRecord(Struct, frozen=True, kw_only=True):
-    """A failed request to record for a credential: for one model, or for all models if `model` is empty.
+    """A failed model request, to be recorded for the credential that it used.
 
-    `requested_at` is when the request was started. All requests that started before the first failure was known count
-    as one failure.
+    If `model` is empty, the failure affects all models. `requested_at` is when the request was
+    started. Requests that were started before the first failure was known count as one failure.
     """
 
     credential: Credential

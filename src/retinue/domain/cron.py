@@ -4,14 +4,14 @@ An expression has five fields (minute, hour, day of month, month, weekday), or s
 such as `@daily`. The library cronsim defines the syntax and finds the next time in the calendar. The syntax has `*`,
 lists, ranges, steps, names, `L` for the last day, `5L` for the last Friday, `2#1` for the first Tuesday. If both day
 fields are limited, a day needs to match only one of them. If one begins with a star, a day must match both. Every cron
-since Vixie's does this.
+since Vixie cron works this way.
 
 Clock changes are handled here, the same way for five and six fields:
 
-- An expression that names its hour and its minute means times of day. A time that the clock skips fires as soon
-  as the clock continues. A time that the clock shows twice fires once, the first time.
-- An expression whose hour or minute begins with a star means an interval, and follows elapsed time. It fires in
-  both copies of a repeated hour, and a skipped time does not exist.
+- If neither the hour nor the minute begins with a star, the expression means times of day. For a time that the
+  clock skips, it fires right after the gap. For a time that the clock shows twice, it fires once, the first time.
+- If the hour or the minute begins with a star, the expression means an interval of elapsed time. It fires in both
+  copies of a repeated hour, and does not fire for a skipped time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _wall_clock_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator
 def _interval_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
     """Yield the times of an expression that means an interval.
 
-    Each stretch between two clock changes is searched separately, because its UTC offset is constant.
+    Each period between two clock changes is searched separately, because its UTC offset is constant.
     """
     at: datetime | None = moment.astimezone(UTC)
     while at is not None:
@@ -129,7 +129,7 @@ def _interval_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[d
 
 
 def describe_cron(expression: str) -> str:
-    """Describe an expression in English."""
+    """Describe a cron expression in English."""
     return _describe_fields(PRESETS.get(expression, expression))
 
 
@@ -145,9 +145,9 @@ def _is_interval(fields: str) -> bool:
 
 
 def _wall_clock_to_utc(wall: datetime, zone: ZoneInfo) -> datetime:
-    """Return the moment at which the clock first shows this time.
+    """Return the moment at which the clock in `zone` first shows this time.
 
-    For a skipped time, return when the clock continues.
+    If the clock skips the time, return the end of the gap.
     """
     before = wall.replace(tzinfo=zone, fold=0)
     real = before.astimezone(UTC)
@@ -179,7 +179,7 @@ def _next_offset_change(begin: datetime, end: datetime, offset: timedelta, zone:
 
 
 def _collapse_single_range(field: str) -> str:
-    """Replace a range that contains one value by that value: `2-2` becomes `2`, with any step removed.
+    """Replace a range that contains one value with that value: `2-2` becomes `2`. A step is removed.
 
     cronsim would read `2-2/3` as 2, 5, 8 and so on, and some other implementations read `2-2` as every value.
     """
@@ -187,6 +187,6 @@ def _collapse_single_range(field: str) -> str:
 
 
 def _explain_cronsim_error(message: str) -> str:
-    """Return a helpful reason for an error of cronsim, whose own text is only `Bad day-of-month`, for example."""
+    """Turn an error message of cronsim, such as `Bad day-of-month`, into a reason for an error."""
     field = message.removeprefix("Bad ").lower()
     return f"its {field} is invalid, or never occurs" if message.startswith("Bad ") else message.lower()

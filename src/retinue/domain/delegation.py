@@ -1,6 +1,6 @@
 """Delegations: work that one session gives to another, and how the result returns.
 
-A delegation is an envelope of kind `delegation` plus the row described here. The envelope takes the same path as any
+A delegation is an envelope of kind `delegation` and a stored `Delegation`. The envelope takes the same path as any
 other. The result, or the notice that the work failed, is always an envelope that replies to the delegation.
 """
 
@@ -96,8 +96,8 @@ class AgentExchange(Struct, frozen=True, kw_only=True):
 class Delegation(Struct, frozen=True, kw_only=True):
     """A delegation as stored. `id` is the id of its envelope.
 
-    `call` is the tool call of `run` that made the delegation. If the call is repeated, it finds the existing
-    delegation.
+    `call` is the tool call of `run` that made the delegation. If the call is repeated, the existing
+    delegation is used again.
     """
 
     id: EnvelopeId

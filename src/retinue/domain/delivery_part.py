@@ -19,7 +19,7 @@ class LengthUnit(StrEnum):
 
 
 class ConnectorCapabilities(Struct, frozen=True, kw_only=True):
-    """What a connector's platform can do. For anything else, the server uses an alternative or leaves it out."""
+    """What a connector's platform can do. The server replaces or omits everything that the platform cannot do."""
 
     text_max: int = 4000  # per message, measured in `unit`
     unit: LengthUnit = LengthUnit.CHARACTERS
@@ -47,11 +47,11 @@ class Button(Struct, frozen=True):
 
 
 class DeliveryPart(Struct, frozen=True, kw_only=True):
-    """One platform message to one channel: a whole envelope, or a piece of it that is small enough.
+    """One platform message to one channel: a whole envelope, or one part of an envelope that is too large.
 
-    `envelope` provides the address and the id. The text to send is `text`, which may be shorter than the text of the
-    envelope. `quoted_message_id` is the platform id of a message in the same channel. `key` is the same for every
-    attempt to send this part.
+    `envelope` provides the address and the id. The text to send is `text`, which may be shorter than
+    the text of the envelope. `quoted_message_id` is the platform id of the message to quote, which is
+    in the same channel. `key` is the same for every attempt to send this part.
     """
 
     envelope: Envelope

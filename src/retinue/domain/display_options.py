@@ -18,7 +18,8 @@ class Verbosity(StrEnum):
 class ReasoningDisplay(StrEnum):
     """What a person sees of a model's reasoning.
 
-    If this is not set, people who follow live see the reasoning as it streams, and it is not part of an answer.
+    If this is not set, people see the reasoning only while it streams, in clients that show a run
+    live. It is not part of the answer.
     """
 
     OFF = "off"
@@ -27,9 +28,12 @@ class ReasoningDisplay(StrEnum):
 
 
 class Elevation(StrEnum):
-    """Whether commands may run outside the sandbox. If this is not set, each call decides whether to ask for it."""
+    """Whether commands may run outside the sandbox.
 
-    OFF = "off"  # no command leaves the sandbox
+    If this is not set, only commands for which the model requests it run outside.
+    """
+
+    OFF = "off"  # no command runs outside the sandbox
     ON = "on"  # same as ASK; the name that Crocbot uses
     ASK = "ask"  # on the host; a person is asked according to the host rules
     FULL = "full"  # on the host, without asking

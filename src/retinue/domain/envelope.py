@@ -1,4 +1,4 @@
-"""Envelopes: all stored messages, and how each of them ends."""
+"""Envelopes: messages as the server stores them, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ ENVELOPE_TEXT_BYTES_MAX = 262_144
 ATTACHMENTS_MAX = 32
 IDEMPOTENCY_KEY_LENGTH_MAX = 256
 INTERIM_KEY = "said"
-"""The idempotency key of an interim reply begins with this, and its id is derived from it. The
-value must not change. Otherwise, after an upgrade in the middle of a run, a reply would be sent
-twice."""
+"""First part of the idempotency keys of interim replies, from which their ids are derived.
+
+The value must not change. Otherwise, a run that continues after an upgrade would send a reply twice.
+"""
 
 
 class EnvelopeKind(StrEnum):
@@ -31,9 +32,9 @@ class EnvelopeKind(StrEnum):
     MESSAGE = "message"  # expects an answer
     DELEGATION = "delegation"  # work from another session; expects a result
     JOB = "job"  # a background job: the model reads only its text, and the result replies to its request
-    SYSTEM = "system"  # from another part of the server; the model also reads where it comes from
+    SYSTEM = "system"  # from another part of the server; the model also reads who sent it
     ANSWER = "answer"  # answers another envelope and gets no answer
-    NOTICE = "notice"  # a text of the server about an envelope, made without a model
+    NOTICE = "notice"  # a text from the server about an envelope, written without a model
     APPROVAL = "approval"  # a question put to a person
     DECISION = "decision"  # a person's yes or no; it is claimed before other envelopes of its lane
 
@@ -57,7 +58,7 @@ class Outcome(StrEnum):
 
 
 class EnvelopeContext(Struct, frozen=True, kw_only=True):
-    """What the connector or API knows about an envelope besides its text. The sender cannot set any of it."""
+    """Facts about an envelope that the connector or the API sets. The text of a message cannot set them."""
 
     sender_name: str = ""
     username: str = ""
@@ -83,7 +84,7 @@ NO_CONTEXT = EnvelopeContext()
 
 
 class EnvelopeDraft(Struct, frozen=True, kw_only=True):
-    """A parsed envelope that is not yet accepted."""
+    """An envelope that is not yet accepted and stored."""
 
     id: EnvelopeId
     sender: Address
@@ -134,7 +135,7 @@ class Envelope(Struct, frozen=True, kw_only=True):
 
 
 class SettledOutcome(Struct, frozen=True, kw_only=True):
-    """How an envelope ended. Each finished envelope has exactly one outcome."""
+    """The outcome of an envelope, with the reason and the time. Each finished envelope has exactly one."""
 
     envelope: EnvelopeId
     outcome: Outcome
@@ -144,7 +145,7 @@ class SettledOutcome(Struct, frozen=True, kw_only=True):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """Proof that the server has accepted an envelope. Once it is returned, the envelope survives a crash."""
+    """Proof that the server accepted an envelope. The envelope was stored before the receipt was returned."""
 
     envelope: EnvelopeId
     session: SessionId | None
@@ -157,6 +158,6 @@ class Receipt(Struct, frozen=True, kw_only=True):
 def needs_answer(kind: EnvelopeKind) -> bool:
     """Whether a run must answer an envelope of this kind.
 
-    An answer gets no answer. Otherwise two agents would answer each other forever.
+    An answer must not be answered. Otherwise two agents would answer each other forever.
     """
     return kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM, EnvelopeKind.DECISION)

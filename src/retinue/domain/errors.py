@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class RetinueError(Exception):
-    """Base of all errors that people can read: each has a code, a sentence, a reason and a next step.
+    """Base class of all errors that people read: each has a code, a sentence, a reason and a next step.
 
     `code` is stable and documented. `because` is the reason, and `try_this` is what to do next.
     """
@@ -77,7 +77,10 @@ class TooLarge(RetinueError):
 
 
 class AmbiguousId(RetinueError):
-    """A short id matches several objects. `matches` is how many, and `candidates` are the ids to show."""
+    """A short id matches several objects.
+
+    `matches` is the number of these objects. `candidates` are longer ids that the error shows.
+    """
 
     code = "id.ambiguous"
 
@@ -95,19 +98,19 @@ class AmbiguousId(RetinueError):
 
 
 class StoreError(RetinueError):
-    """The store cannot perform the operation. No change is stored partially."""
+    """The store cannot perform an operation. The changes of the operation are stored completely or not at all."""
 
     code = "store.unusable"
 
 
 class StaleEpoch(RetinueError):
-    """Another worker has claimed this session, so this run may no longer write."""
+    """A run tried to write after it was cancelled, or after another worker claimed its session."""
 
     code = "run.stale"
 
     def __init__(self, session: str, epoch: int) -> None:
         super().__init__(
-            f"this run no longer owns session {session[:8]}: its epoch {epoch} is over",
+            f"this run can no longer write to session {session[:8]}: its claim with epoch {epoch} has ended",
             because="the run was cancelled, or another worker has claimed the session",
             try_this="list the runs of the session: retinue run list",
         )

@@ -1,7 +1,7 @@
-"""Events and deltas, which tell clients what changes.
+"""Events and deltas, from which clients learn what changes.
 
-An event is stored with a sequence number, in the commit that it describes. Deltas are kept in memory only and are never
-replayed.
+An event is stored with a sequence number, in the same commit as the change that it describes. A delta is a piece of
+streamed text. Deltas are kept in memory only, and are never replayed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NestedActivityKind(StrEnum):
 
 
 class NestedActivity(Struct, frozen=True, kw_only=True):
-    """What a subagent or another agent does while a tool call waits for it. Clients show it with that call.
+    """What a subagent or another agent does while a tool call waits for it. Clients show it below that call.
 
     `session` and `call` identify the waiting call. `text` is a piece of text, or the name of the called tool. A new
     text begins at `offset` 0.

@@ -49,7 +49,10 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 
 
 class HeartbeatVisibility(Struct, frozen=True, kw_only=True):
-    """Which heartbeat messages are shown. None means the value of the next level (see `Heartbeat.visibility_at`)."""
+    """Which heartbeat messages are shown.
+
+    None means that the value of the next more general level applies (see `Heartbeat.visibility_at`).
+    """
 
     ok: bool | None = None  # acknowledgements: replies that nothing needs attention
     alerts: bool | None = None  # replies that something needs attention
@@ -104,7 +107,7 @@ def platform_of(connector: str) -> str:
 
 
 def parse_minute_of_day(text: str) -> int | None:
-    """Return the minute of the day of a time `HH:MM`, up to 24:00. Returns None for any other text."""
+    """Return a time `HH:MM`, up to 24:00, in minutes since midnight. Returns None for any other text."""
     fits = _TIME.fullmatch(text.strip())
     minute = int(fits["hour"]) * 60 + int(fits["minute"]) if fits else _DAY_MINUTES + 1
     return minute if minute <= _DAY_MINUTES else None
@@ -169,7 +172,7 @@ def format_tasks(tasks: Sequence[HeartbeatTask]) -> str:
 
 
 def build_prompt(custom_prompt: str, checklist: str, tasks: Sequence[HeartbeatTask]) -> str:
-    """Return one prompt for everything that is due.
+    """Return one prompt with the checklist and the due tasks of a heartbeat.
 
     `custom_prompt` comes from the settings and replaces the default instruction.
     """
@@ -275,10 +278,10 @@ def _remove_opening(text: str, closed: re.Match[str]) -> str:
 
 
 def alert_text(text: str, *, ack_chars_max: int = DEFAULT_ACK_CHARS_MAX) -> str:
-    """Return the alert in a heartbeat reply, without the token.
+    """Return the alert in a heartbeat reply, without the token `HEARTBEAT_OK`.
 
-    The alert is empty if the reply only acknowledges the heartbeat. That is, it has the token and at most
-    `ack_chars_max` other characters.
+    The alert is empty if the reply only acknowledges the heartbeat. That is, the reply has the token
+    and at most `ack_chars_max` other characters.
     """
     left = remove_token(text)
     if left == text.strip():

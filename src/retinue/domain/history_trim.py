@@ -1,8 +1,7 @@
-"""Trims a session's history: decides which records are kept, and what they are in the new context.
+"""Trims a session's context: computes which records remain, and copies them into a new context.
 
-Records are append-only, so none are deleted. The kept records are copied after a new context start, in the same session
-or another, and models no longer read the others. A copy belongs to no run, so the actions and cost of a run are counted
-once.
+Records are append-only, so a trim deletes none. The new context is in the same session or in another one. Models read
+only the new context. The copies belong to no run, so the actions and cost of a run are not counted twice.
 
 A request is a user turn with all records that followed from it. A trim keeps or removes whole requests, so no call
 loses its result.
@@ -21,9 +20,7 @@ from retinue.domain.trust import Trust
 
 
 class TrimMode(StrEnum):
-    """What a trim removes, relative to the request with a given record: earlier requests, later requests, or that
-    request.
-    """
+    """What a trim removes: the requests before a given request, the requests after it, or that request."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -60,7 +57,7 @@ def split_requests(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def trim_records(records: Sequence[Record], seq: int, mode: TrimMode) -> list[Record] | None:
-    """Return the records that are left of a context after a trim, or None if no request contains the given record.
+    """Return the records that remain of a context after a trim, or None if no request contains the record `seq`.
 
     A summary is dropped if a record that it covers is removed. If a removed record is untrusted, the replies after it
     become untrusted: a model may have derived them from that record.
@@ -104,7 +101,7 @@ def _after_gap(record: Record, *, is_untrusted: bool) -> Record:
 
 
 def drop_unanswered_reply(records: Sequence[Record]) -> list[Record]:
-    """Return a context without its last reply and the records after it, if calls of that reply have no result."""
+    """Remove the last reply from a context, and the records after it, if a call of that reply has no result."""
     results = {record.body.call for record in records if isinstance(record.body, ToolResult)}
     last = next((i for i in range(len(records) - 1, -1, -1) if isinstance(records[i].body, Reply)), None)
     if last is None:
@@ -115,9 +112,9 @@ def drop_unanswered_reply(records: Sequence[Record]) -> list[Record]:
 
 
 def copy_records(records: Sequence[Record], *, session: SessionId, after: int) -> list[Record]:
-    """Return copies of the records, numbered after `after`.
+    """Return copies of the records for `session`, with numbers that begin at `after` + 1.
 
-    References in summaries are updated to the new numbers.
+    References to records in summaries are changed to the new numbers.
     """
     places = {record.seq: number for number, record in enumerate(records, start=after + 1)}
     made: list[Record] = []

@@ -1,4 +1,4 @@
-"""Ids: random UUIDs stored as 32 hex digits, shown as the first 8, accepted as any unambiguous prefix."""
+"""Ids: random UUIDs of 32 hex digits. People see the first 8, and can enter any unambiguous prefix."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_id_prefix(text: str) -> str:
 def shortest_unique_prefixes(ids: list[str]) -> tuple[str, ...]:
     """Return a prefix of each id, as short as possible, so that the prefixes are distinct.
 
-    Each has at least 8 digits.
+    Each prefix has at least 8 digits.
     """
     ordered = sorted(set(ids))
     length = SHORT_LENGTH
@@ -53,6 +53,7 @@ def shortest_unique_prefixes(ids: list[str]) -> tuple[str, ...]:
 def derive_id(id_: str, purpose: str) -> str:
     """Derive an id from another id.
 
-    The result is always the same, so a repeated transaction does not create a second object.
+    The same arguments always give the same id, so a repeated transaction does not create a second
+    object.
     """
     return hashlib.sha256(f"{id_}/{purpose}".encode()).hexdigest()[:ID_LENGTH]

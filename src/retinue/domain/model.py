@@ -68,7 +68,7 @@ FREE_PRICE = Price()
 
 
 class ModelFailureKind(StrEnum):
-    """Why a model did not reply. This decides what is tried next."""
+    """Why a model did not reply. The server chooses its next attempt by this kind."""
 
     AUTH = "auth"
     PERMISSION = "permission"

@@ -1,4 +1,4 @@
-"""Notifications: short texts that a person sees at the next opportunity. A person cannot answer them."""
+"""Notifications: short texts for a person, who cannot answer them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTIFICATION_TEXT_LENGTH_MAX = 2_000
 class Notification(Struct, frozen=True, kw_only=True):
     """A short text for a person, without an answer.
 
-    `sender` is the address of the author. `trust` is the trust of the text: untrusted text is shown as such.
+    `sender` is the address of the author. `trust` is the trust of the text.
     """
 
     id: NotificationId

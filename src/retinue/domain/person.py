@@ -36,6 +36,6 @@ class Requester(Struct, frozen=True):
     def is_outside(self) -> bool:
         """Whether the requester is neither the owner nor a member.
 
-        Guests, paired senders, people in groups and webhooks are outside.
+        Guests, paired senders, people in groups and webhooks count as outside.
         """
         return self.role not in (Role.OWNER, Role.MEMBER)

@@ -1,6 +1,6 @@
-"""Protocols through which a package uses code of packages above it.
+"""Protocols for code that a package calls, and that a package above it implements.
 
-The clock and the source of ids are always passed in, never global.
+Implementations are passed in as arguments. This includes the clock and the source of ids, which are never global.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from retinue.domain.trust import Trust
 
 
 class Clock(Protocol):
-    """Returns the current time, aware and UTC, and waits.
+    """Returns the current time (aware, UTC), and measures delays.
 
-    The time may jump when the system's clock is set. A wait is not affected by that.
+    The time may jump when the system's clock is set. A delay does not change in that case.
     """
 
     def now(self) -> datetime: ...
@@ -80,17 +80,17 @@ class RunApprovals(Protocol):
 class RunGate(Protocol):
     """Runs the command of a schedule's gate with the rights of its agent, in the schedule's session.
 
-    The gate counts as closed if anything fails.
+    If anything fails, the result is a closed gate, so this occurrence does not run.
     """
 
     async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateResult: ...
 
 
 class ReadChecklist(Protocol):
-    """Collects what is due at a heartbeat into one prompt. Waits while the session is busy.
+    """Builds one prompt from everything that is due at a heartbeat. Waits while the session is busy.
 
-    The gate counts as closed if nothing is due or if anything fails. `wanted` are the ids of the tasks to check; empty
-    means all tasks.
+    If nothing is due or anything fails, the result is a closed gate, so no model is called. `wanted`
+    are the ids of the tasks to check; empty means all tasks.
     """
 
     async def __call__(
@@ -99,7 +99,7 @@ class ReadChecklist(Protocol):
 
 
 class RunObserver(Protocol):
-    """Observes a run while it works. Its methods are called at once, but a call may be missed."""
+    """Receives the progress of a run while the run works. Calls are not stored, so a crash may lose some."""
 
     def on_delta(self, delta: Delta) -> None: ...
     def on_tool_call(self, run: RunId, tool: str) -> None:
@@ -158,19 +158,19 @@ class Journal(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Store everything that was received so far. Call this before waiting."""
+        """Store all writes that are still pending. Call this before the run waits for anything."""
         ...
 
     async def compact(self, summary: Summary) -> None:
-        """Replace the context by this summary, followed by the records that the summary does not cover."""
+        """Replace the context with this summary and the records that the summary does not cover."""
         ...
 
     async def add_note(self, note: Note) -> None:
-        """Add a text of the server for the model to read, as a record of this run."""
+        """Add a text from the server to the records of this run, for the model to read."""
         ...
 
     def was_interrupted(self, turn: int, index: int) -> bool:
-        """Whether a crash interrupted the step after its intent was written. Its effect is then unknown."""
+        """Whether a crash interrupted the step after its intent was written. If so, its effect is unknown."""
         ...
 
     async def perform(
@@ -194,7 +194,7 @@ class Journal(Protocol):
         ...
 
     async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
-        """Store records that need no tool call.
+        """Store records without performing a tool call.
 
         These are results of refused, unknown or pending calls, and replies with calls that no model requested.
         """

@@ -1,4 +1,4 @@
-"""The size of each part of a system prompt. It shows people what takes up the context window."""
+"""The size of each part of a system prompt. These sizes show people what fills the context window."""
 
 from __future__ import annotations
 

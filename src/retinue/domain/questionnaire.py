@@ -71,7 +71,8 @@ class Questionnaire(Struct, frozen=True, kw_only=True):
     def state_at(self, now: datetime) -> QuestionnaireState:
         """Return the state of the questionnaire at this time.
 
-        An open questionnaire counts as expired after its expiry, without a change in the store.
+        After its expiry, an open questionnaire counts as expired, although its stored state does not
+        change.
         """
         if self.state is QuestionnaireState.OPEN and now >= self.expires_at:
             return QuestionnaireState.EXPIRED

@@ -31,7 +31,7 @@ class RecordKind(StrEnum):
 
 
 class ContextStart(Struct, frozen=True, kw_only=True):
-    """A record that starts a new context. A reset may carry `text` into the new context.
+    """A record that starts a new context. `text` is the text that a reset keeps in the new context, if any.
 
     `because` is for people; no model reads it.
     """
@@ -126,11 +126,11 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """A record with a text of the server that the model reads like a message.
+    """A record with a text from the server, which the model reads like a message.
 
-    For example, a note says that a run was cancelled or that envelopes were left out. A note can also be the result of
-    a call that was performed after its turn was over. Then `call` names the stored call, and `whole` and `attachments`
-    are as in `ToolResult`.
+    For example, a note says that a run was cancelled or that envelopes were left out. A note can also have the result
+    of a tool call that was performed after the turn that made it had ended. Then `call` is the id of the stored call,
+    and `whole` and `attachments` have the same meaning as in `ToolResult`.
     """
 
     text: str
@@ -240,7 +240,10 @@ def record_texts(records: Iterable[TextRecord]) -> Iterator[str]:
 
 
 def body_trust(body: RecordBody) -> Trust:
-    """Return the trust of a record from its body alone. Not for a user turn, whose trust depends on its senders."""
+    """Return the trust of a record from its body alone.
+
+    Do not call this for a user turn: the trust of a user turn depends on its senders.
+    """
     match body:
         case ToolResult(trust=trust) | Note(trust=trust) | Summary(trust=trust):
             return trust

@@ -80,7 +80,7 @@ TEMPLATE_VARIABLES: Mapping[str, str] = {
     "where.workspace": "workspace.path",
 }
 
-# Names in `sections` of such a template, likewise.
+# Names in `sections` of these templates. An old name still works here too.
 TEMPLATE_SECTIONS: Mapping[str, str] = {
     "call-style": "call_style",
     "context-files": "context_files",
@@ -94,7 +94,7 @@ TEMPLATE_SECTIONS: Mapping[str, str] = {
     "user-identity": "user_identity",
 }
 
-# Cases of the fault kit for connectors (`retinue.testing.fault_kit`), as in `exemptions` of a peer.
+# Cases of the test suite that injects faults into a connector (`retinue.testing.fault_kit`). `exemptions` names them.
 FAULT_CASES: Mapping[str, str] = {
     "at-every-step": "faults-combined",
     "calm": "no-fault",
@@ -110,7 +110,7 @@ FAULT_CASES: Mapping[str, str] = {
     "told-twice": "message-repeated",
 }
 
-# Error codes. A former code with more than one new code was divided into one for each case.
+# Error codes. If an old code has several new codes, each new code is for one case of the old one.
 ERROR_CODES: Mapping[str, tuple[str, ...]] = {
     "address.no-reader": ("address.cannot_receive",),
     "agent.bounds-not-yours": ("agent.fields_not_allowed",),

@@ -23,7 +23,7 @@ class BlockBreak(StrEnum):
 
 
 class QuoteMode(StrEnum):
-    """Which messages of an answer quote the message they answer."""
+    """Which messages of an answer quote the message that is answered: none, the first or all."""
 
     OFF = "off"
     FIRST = "first"

@@ -1,4 +1,4 @@
-"""Runs: an agent working through a batch, and the steps it took."""
+"""Runs: an agent's work on a batch of envelopes, and the steps of that work."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """What a sender requests for the run that processes the envelope. Options that are not set come from the agent."""
+    """Options that a sender requests for the run that processes the envelope.
+
+    For options that are not set, the agent's settings apply.
+    """
 
     model: str | None = None  # a model reference, or the provider's name for it
     provider: str | None = None
@@ -96,7 +99,7 @@ class StepState(StrEnum):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One act within a turn, such as a tool call. It is stored before it is performed, and closed with its result."""
+    """One model call or tool call in a turn. A step is stored before the call, and closed when the result is stored."""
 
     run: RunId
     turn: int

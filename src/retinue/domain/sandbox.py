@@ -1,4 +1,4 @@
-"""Options for how commands are confined. They are set for the server; an agent may have stricter options."""
+"""Options of the sandbox in which commands run. The server's settings define them; an agent may be stricter."""
 
 from __future__ import annotations
 

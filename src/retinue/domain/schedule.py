@@ -103,7 +103,10 @@ class MissedPolicy(StrEnum):
 
 
 class ScheduleGate(Struct, frozen=True, kw_only=True):
-    """A command that decides whether an occurrence runs, before any model is called. Exit code 0 lets it run."""
+    """A command that decides, before any model is called, whether an occurrence runs.
+
+    The occurrence runs if the command exits with code 0.
+    """
 
     command: str
     cwd: str = ""
@@ -191,7 +194,7 @@ class OccurrenceCause(StrEnum):
 class Occurrence(Struct, frozen=True, kw_only=True):
     """One occurrence of a schedule.
 
-    If `until` is set, this entry stands for all occurrences from `at` up to that time.
+    If `until` is set, this entry represents all occurrences from `at` up to that time.
     """
 
     schedule: ScheduleId
@@ -323,8 +326,8 @@ def check_schedule(schedule: Schedule, *, now: datetime, zone: ZoneInfo) -> None
         check_gate(schedule.gate)
     if schedule.gate is not None and AddressKind.AGENT not in (schedule.to.kind, schedule.owner.kind):
         raise ScheduleGateInvalid(
-            because="a gate runs with the rights of an agent, and this schedule has no agent",
-            try_this="send it to an agent: to = agent:NAME",
+            because="the command of a gate runs with the rights of an agent, and this schedule has no agent",
+            try_this="send the schedule to an agent: to = agent:NAME",
         )
 
 
@@ -367,6 +370,6 @@ def check_gate(gate: ScheduleGate) -> None:
         )
     if gate.domains and "web" not in {each.removeprefix("@") for each in gate.permissions}:
         raise ScheduleGateInvalid(
-            because="domains need the permission `web`, which the gate does not have",
-            try_this='add it: permissions = ["web"]',
+            because="it lists domains, but does not have the permission `web`",
+            try_this='add this permission: permissions = ["web"]',
         )

@@ -44,7 +44,7 @@ class OriginKind(StrEnum):
 
 
 SPAWNED_ORIGINS = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
-"""Origins of sessions that an agent's run started to work on a task."""
+"""Origins of sessions that the run of an agent starts for a single task."""
 
 
 class LaneKind(StrEnum):
@@ -107,7 +107,7 @@ class Overflow(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """What happens to envelopes that arrive while a run is active, and when too many wait.
+    """How the envelopes of a session are queued: what happens to those that arrive during a run, and how many may wait.
 
     Waiting envelopes are claimed once no envelope has arrived for `debounce_s` seconds.
     """
@@ -153,7 +153,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
 
 
 class SessionActivity(StrEnum):
-    """Whether a session has something to do. Stored, so that a starting server loads only active sessions."""
+    """Whether a session has work to do. A server that starts loads only the active sessions."""
 
     ACTIVE = "active"
     SLEEPING = "sleeping"

@@ -1,10 +1,11 @@
-"""Session keys: texts that identify a conversation by agent, platform and sender. They are in lower case.
+"""Session keys: lower-case strings that identify a conversation by agent, platform and sender.
 
     agent:ada:main                             all direct messages to ada, with the scope `main`
     agent:ada:direct:maria                     one person, on any platform
     agent:ada:telegram:direct:42               one person on one platform
-    agent:ada:telegram:work:direct:42          one person at one of our accounts there
-    agent:ada:telegram:group:-100              a group; a `channel` likewise, optionally with :topic:N or :thread:ID
+    agent:ada:telegram:work:direct:42          one person at one of the server's accounts there
+    agent:ada:telegram:group:-100              a group, optionally followed by :topic:N or :thread:ID
+    agent:ada:slack:channel:c042               a channel, likewise
     agent:ada:cron:JOB, agent:ada:cron:JOB:run:ID
     agent:ada:subagent:ID
     hook:ID, hook:NAME:ID
@@ -47,7 +48,7 @@ class KeyKind(StrEnum):
 
 
 class ChatType(StrEnum):
-    """Who takes part in a chat."""
+    """The type of a chat: a direct chat, a group, or a thread in a group."""
 
     DIRECT = "direct"
     GROUP = "group"
@@ -62,7 +63,8 @@ _RESERVED = frozenset({*KeyKind, *_LEGACY_KINDS})
 class SessionKey(Struct, frozen=True, kw_only=True):
     """A parsed session key. `id` is the id of the peer, group, job, subagent or hook.
 
-    `platform` is, for example, `telegram`. `account` is one of the server's accounts on it. `run` is one run of a job.
+    `platform` is, for example, `telegram`. `account` is one of the server's accounts on that
+    platform. `run` is one run of a job.
     """
 
     kind: KeyKind
@@ -154,7 +156,10 @@ def connector_names(key: str) -> tuple[str, ...]:
 
 
 def parse_session_key(text: str) -> SessionKey:
-    """Parse a session key, in upper or lower case. Raises Invalid if the key has none of the forms above."""
+    """Parse a session key, in upper or lower case.
+
+    Raises Invalid if the key has none of the forms in the docstring of this module.
+    """
     parts = [_unescape(part) for part in text.casefold().split(":")]
     if any(not part for part in parts):
         raise SessionKeyInvalid(text, because="a part of it is empty")

@@ -106,7 +106,7 @@ class AttachmentNotFound(NotFound):
         super().__init__(
             f"no attachment {hash_[:8]}",
             because=because,
-            try_this="copy the hash from the envelope or record that names it, or have the file sent again",
+            try_this="copy the hash from the envelope or record that names it, or ask for the file again",
         )
 
 
@@ -144,12 +144,12 @@ class TimeRangeInvalid(Invalid):
         super().__init__(
             f"{start} is not before {end}",
             because="a time range must start before it ends",
-            try_this="swap the two, or leave one out",
+            try_this="swap the two times, or leave one out",
         )
 
 
 class TextUnstorable(Invalid):
-    """The text has characters that not every database can store."""
+    """The text has characters that some of the supported databases cannot store."""
 
     code = "text.unstorable"
 
@@ -157,7 +157,7 @@ class TextUnstorable(Invalid):
         super().__init__(
             f"{field} is not valid text",
             because="it is not UTF-8, or has NUL bytes or lone surrogates, which cannot be stored",
-            try_this="remove them, or send the bytes as an attachment",
+            try_this="remove these bytes, or send the data as an attachment",
         )
 
 
@@ -230,7 +230,7 @@ class SettingsFileTooLarge(TooLarge):
 
 
 class TooManyHeartbeatTasks(TooLarge):
-    """A heartbeat has or selects more tasks than the limit."""
+    """A heartbeat has more tasks than the limit, or a request selects more."""
 
     code = "heartbeat.too_many"
 
@@ -238,7 +238,7 @@ class TooManyHeartbeatTasks(TooLarge):
         super().__init__(
             "too many heartbeat tasks",
             because=f"the limit is {tasks_max}",
-            try_this="remove some, or combine several into one",
+            try_this="remove some tasks, or combine several tasks into one",
         )
 
 

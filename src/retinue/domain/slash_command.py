@@ -1,8 +1,8 @@
 """Slash commands: messages to the server itself, written in a conversation. No model reads them.
 
 Most commands must be a whole message. Two kinds may also be part of a message. A directive applies to that message
-only, and is removed before the agent reads the message. A shortcut is answered by the server, separately from the
-message.
+only, and is removed before the agent reads the message. The server answers a shortcut, separately from the rest
+of the message.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SUMMARIES = {
     CommandName.WHOAMI: ("/whoami", "show who you are on this server"),
     CommandName.NEW: (
         "/new [MODEL] [WORDS]",
-        "reset the context, optionally with another model, and answer WORDS in it",
+        "reset the context, choose MODEL if given, and answer WORDS",
     ),
     CommandName.RESET: ("/reset [WORDS]", "reset the context, and keep WORDS in it"),
     CommandName.STOP: ("/stop", "stop the current run, and discard waiting messages"),
@@ -71,7 +71,7 @@ SUMMARIES = {
         "show the usage of this conversation, or show it below each answer",
     ),
     CommandName.MODEL: ("/model [NAME]", "list the models, or choose another model"),
-    CommandName.THINK: ("/think [LEVEL]", "set the effort of the model"),
+    CommandName.THINK: ("/think [LEVEL]", "set the reasoning effort of the model"),
     CommandName.VERBOSE: (
         "/verbose [off|on|full]",
         "show tool calls while the agent works; `full` also shows their results",
@@ -91,7 +91,7 @@ SUMMARIES = {
     CommandName.DENY: ("/deny ID [WORDS]", "deny what the agent asked for"),
     CommandName.AGENTS: ("/agents", "list the agents"),
     CommandName.SWITCH: ("/switch AGENT [WORDS]", "continue with another agent; /switch back [WORDS] returns"),
-    CommandName.SKILL: ("/skill NAME [WORDS]", "use a skill on WORDS"),
+    CommandName.SKILL: ("/skill NAME [WORDS]", "use a skill, with WORDS as its input"),
 }
 COMMAND_ALIASES = {"commands": CommandName.HELP, "id": CommandName.WHOAMI}
 COMMANDS_BY_WORD = {**{name.value: name for name in CommandName}, **COMMAND_ALIASES}
@@ -99,7 +99,7 @@ COMMANDS_BY_WORD = {**{name.value: name for name in CommandName}, **COMMAND_ALIA
 SHORTCUTS = frozenset({CommandName.HELP, CommandName.STATUS, CommandName.WHOAMI})
 DEFAULT = "default"  # clears the session's own choice
 EFFORT_WORDS = {"off": "none", "minimal": "low", **{effort: effort for effort in EFFORTS}}
-"""Words for the effort of a model, each with the effort that it means."""
+"""Words that people can use for a model's effort, each with the effort that it means."""
 QUEUE_MODES = {"queue": QueueMode.STEER, "steer+backlog": QueueMode.STEER_BACKLOG, **{m.value: m for m in QueueMode}}
 OVERFLOW_WORDS = {"old": Overflow.OLDEST, "new": Overflow.REFUSE, **{overflow.value: overflow for overflow in Overflow}}
 _DIRECTIVE_VALUES: dict[CommandName, frozenset[str]] = {
@@ -310,7 +310,7 @@ def _take_queue_arguments(text: str, at: int) -> tuple[str, int] | None:
 
 
 def is_directive(command: SlashCommand) -> bool:
-    """Whether the command can apply to a single message."""
+    """Whether the command is a directive with a valid value, so that it can apply to a single message."""
     return (
         command.name in DIRECTIVES
         and bool(command.arguments)

@@ -1,4 +1,4 @@
-"""Text that every database can store: text without NUL characters and lone surrogates."""
+"""Text that every supported database can store: it has no NUL characters and no lone surrogates."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ def is_storable(text: str) -> bool:
 
 
 def unstorable_error(field: str) -> TextUnstorable:
-    """Return the error for unstorable text, for a sender who can correct it."""
+    """Return the error for text that cannot be stored. Use it if the sender can correct the text."""
     return TextUnstorable(field)
 
 
 def make_storable(text: str) -> str:
-    """Replace unstorable characters with U+FFFD, for text whose sender cannot correct it."""
+    """Replace characters that cannot be stored with U+FFFD. Use this if the sender cannot correct the text."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
 def escape_markup(text: str) -> str:
     """Escape text that is put between tags, so that the text cannot form a tag.
 
-    The result is the same as with `html.escape`, whose import loads the table of all entities.
+    The result is the same as with `html.escape`. That function is not used, because its import is
+    slow: it loads the table of all HTML entities.
     """
     for plain, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#x27;")):
         text = text.replace(plain, entity)

@@ -35,7 +35,7 @@ _NOT_A_ZONE = frozenset({"right", "posix", "posixrules", "localtime", "Factory"}
 
 
 def parse_time(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
-    """Parse a time written by a person. Returns it aware and UTC. A past time is valid: it is due at once.
+    """Parse a time written by a person. Returns it aware and UTC. A past time is valid, and due at once.
 
     Three forms are accepted:
 

@@ -53,7 +53,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     def is_safely_read_only(self) -> bool:
         """Whether calls of this tool may be treated as read-only.
 
-        `is_read_only` is ignored if the tool is not repeatable, or declares another effect than reading private data.
+        `is_read_only` is ignored if the tool is not repeatable, or declares an effect other than reading private data.
         """
         return self.is_read_only and self.is_repeatable and self.effects <= _READ_ONLY_EFFECTS
 

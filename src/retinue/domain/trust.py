@@ -1,6 +1,6 @@
-"""Trust: how far content is believed, depending on its source.
+"""Trust: how far the server trusts content, depending on its source.
 
-It is stored with every envelope, record, result and file.
+The trust is stored with every envelope, record, tool result and file.
 """
 
 from __future__ import annotations

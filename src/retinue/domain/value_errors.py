@@ -29,7 +29,7 @@ class IdInvalid(Invalid):
 
 
 class NameInvalid(Invalid):
-    """The text is not a valid name. `kind` says whose name, with an article: `an agent`."""
+    """The text is not a valid name. `kind` is what the name is for, with an article, such as `an agent`."""
 
     code = "name.invalid"
 
@@ -72,7 +72,7 @@ class SessionKeyInvalid(Invalid):
 
 
 class SessionKeyPlatformReserved(Invalid):
-    """A connector has the name of a kind of session, so session keys cannot contain it."""
+    """A connector cannot have the name of a kind of session, because session keys would be ambiguous."""
 
     code = "session_key.reserved"
 
@@ -216,7 +216,7 @@ class ScheduleTextTooLarge(TooLarge):
         super().__init__(
             f"the {field} of this {kind} is too long",
             because=f"the limit is {bytes_max:,} bytes",
-            try_this="keep the rest in a file, and name the file here",
+            try_this="move the rest to a file, and write the path of the file here",
         )
 
 
@@ -254,7 +254,7 @@ class SessionNameInvalid(Invalid):
         super().__init__(
             f"invalid name for a session: {shorten_value(name, chars_max=chars_max)}",
             because=f"a name is one line of 1 to {chars_max} visible characters",
-            try_this="choose a shorter name, or null for none",
+            try_this="choose another name, or set null to remove the name",
         )
 
 

@@ -1,4 +1,4 @@
-"""Webhooks: a URL that the server notifies once when an envelope is done."""
+"""Webhooks: URLs to which the server sends a request when an envelope is done."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Entry point of `python -m retinue.dry_run REQUEST`, which prints a dry-run report, or an error, as JSON.
 
-The command line calls it and formats the report for people.
+The command `retinue dry-run` starts this process and formats the report for display.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Cancels a dry run at a safe point, so that the dry run leaves nothing behind.
+"""Cancels a dry run at a safe point, so that no temporary files remain.
 
-An exception in a signal handler could end a task that no code awaits, or be lost in a destructor. So the handler only
-records the signal, which is checked between two steps.
+An exception in a signal handler could end a task that no code awaits, or be lost in a destructor.
+So the handler only records the signal, and the dry run checks for a recorded signal between two
+steps.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-CHECK_INTERVAL_S = 0.05  # how often a wait for something outside checks for a signal
+CHECK_INTERVAL_S = 0.05  # interval between two checks for a signal while the coroutine waits
 
 
 class DryRunCancelled(Exception):  # not an error
@@ -50,7 +51,7 @@ class SignalRecorder:
             raise DryRunCancelled(self.signal_number)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine like `asyncio.run`, but cancel it when a signal has been recorded."""
+        """Run a coroutine like `asyncio.run`, and cancel it if the process receives a signal."""
         return asyncio.run(self._run_cancellable(work))
 
     async def _run_cancellable(self, work: Coroutine[Any, Any, T]) -> T:

@@ -30,7 +30,7 @@ from retinue.dry_run.stub_runner import StubRunner
 from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.engine.event_broadcast import EventBroadcast
 from retinue.engine.lanes import SlotLimits
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.local_catalog import LocalModels
 from retinue.models.model_router import ModelRouter
 from retinue.models.offline_guide import OfflineGuide
@@ -106,7 +106,10 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDirectoryDefaults(AgentDefaults):
-    """Agent defaults that use the copied agent directory as every workspace. No agent works in the owner's folders."""
+    """Agent defaults in which each workspace is the copy of the agent's directory.
+
+    So no agent works in a folder of the owner.
+    """
 
     def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:
         return agent_directory
@@ -139,7 +142,7 @@ class NullConnectorMap(Mapping[str, Connector]):
 
 
 class SeededIds:
-    """Generates the same ids in every dry run. `seed` makes them differ from the ids in the store."""
+    """Generates ids for a dry run. The same `seed` gives the same ids again."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(f"ids {seed}")
@@ -297,7 +300,10 @@ def _find_busy_sessions(conn: sa.Connection, *, now_ms: int) -> list[str]:
 
 
 def _restart_schedules(conn: sa.Connection, *, now_ms: int) -> None:
-    """Restart the enabled schedules at the later start time. Earlier occurrences are neither simulated nor missed."""
+    """Compute the next occurrences from the start time, for a dry run that starts in the future.
+
+    Their occurrences before the start time are neither simulated nor reported as missed.
+    """
     tx = Transaction(conn, now_ms)
     for kept in schedules.list_all(conn, limit=SCHEDULES_MAX):
         waiting = schedules.get_open_occurrence(conn, kept.id)
@@ -318,7 +324,7 @@ async def _pass_time(
     stub_runner: StubRunner,
     on_progress: OnProgress,
 ) -> str:
-    """Advance the simulated time to the end. Returns why it ended early, or an empty string."""
+    """Advance the simulated time to the end. Returns why the simulation ended early, or an empty string."""
     newest = sa.text(f"SELECT COALESCE(MAX(id), 0) FROM {RECORDED_TABLE}")
     while (left := until - clock.now()) > timedelta():
         try:

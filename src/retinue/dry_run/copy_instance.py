@@ -20,7 +20,7 @@ from retinue.dry_run.errors import DryRunDiskFull, DryRunTargetExists, DryRunTar
 from retinue.schedules.schedule_files import DIRECTORY as SCHEDULES
 from retinue.store.core import tables
 from retinue.store.core.connection import translate_error
-from retinue.store.core.former_file import find_store_file
+from retinue.store.core.database_rename import find_store_file
 from retinue.store.maintenance.backup import STORE, copy_store
 from retinue.store.open_store import prepare_sqlite, stored_revision
 
@@ -48,10 +48,10 @@ def copy_folder(keep: str) -> Generator[Path]:
 
 
 def copy_instance(settings: Settings, folder: Path) -> bool:
-    """Copy the store as of one moment. Returns whether a server is running.
+    """Copy a consistent snapshot of the store. Returns whether a server is running.
 
-    If no server is running, the schedule files are copied too, because they may have changed since
-    it stopped.
+    With a PostgreSQL store, always returns True. If no server is running, the schedule files are
+    copied too, because they may have changed since the server stopped.
     """
     if isinstance(settings.store, str):
         _copy_postgres(settings.store, folder / STORE)

@@ -94,7 +94,7 @@ class DryRunDiskFull(StoreError):
 
 
 class DryRunUnconfined(SandboxFailed):
-    """A gate would run without a sandbox, which a dry run never does."""
+    """A gate would run without a sandbox, which a dry run does not allow."""
 
     code = "dry_run.unconfined"
 

@@ -18,8 +18,9 @@ from retinue.config.sandbox import DockerSettings, SandboxKind
 from retinue.domain import permission
 from retinue.domain.agent import Agent
 from retinue.domain.ids import SessionId, derive_id
-from retinue.domain.permission import PermissionKind, ProtectedPaths
+from retinue.domain.permission import PermissionKind
 from retinue.domain.ports import Clock, IdSource
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.schedule import GateResult, Schedule, ScheduleGate
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
@@ -39,7 +40,7 @@ ASSUMED_OPEN = "assumed open"
 
 
 class RefusingSandbox:
-    """Refuses every command. It replaces the sandbox of an instance that runs commands unconfined on the host."""
+    """Refuses every command. In a dry run it replaces the host and containers, so gates run only in bubblewrap."""
 
     name = "none"
 
@@ -55,7 +56,7 @@ class RefusingSandbox:
 
 
 class RecordedGates:
-    """The result of each gate for every occurrence of its schedule, and its description for the report."""
+    """The recorded result of each schedule's gate, for all its occurrences, and its description for the report."""
 
     def __init__(self) -> None:
         self.descriptions: dict[str, str] = {}
@@ -66,7 +67,7 @@ class RecordedGates:
         return recorded if recorded is not None else await assume_gate_open(schedule, agent, session)
 
     def record(self, schedule: Schedule, result: GateResult) -> None:
-        # The output is private and not shown. Whether there is any may decide whether the occurrence runs.
+        # The output is private and not shown. Only keep whether there is output: the occurrence may depend on it.
         output = GATE_OUTPUT if result.output else ""
         self._results[schedule.id] = GateResult(
             is_open=result.is_open, because=result.because, output=output, trust=Trust.PRIVATE
@@ -141,7 +142,10 @@ def _copy_agent_directory(data_dir: Path, folder: Path, agent: str) -> str:
 
 
 async def _session_of(store: Store, schedule: Schedule, agent: Agent) -> SessionId:
-    """Return the schedule's session if it has one, because permissions granted in that session apply to its gate."""
+    """Return the session whose granted permissions apply to a schedule's gate.
+
+    That is the schedule's session, or an unused id if the schedule has no session yet.
+    """
     origin = Origin(OriginKind.SCHEDULE, f"schedule:{schedule.id}")
     found = await store.read(lambda conn: sessions.get_by_origin(conn, agent.name, origin))
     return found.id if found is not None else SessionId(derive_id(schedule.id, "dry_run"))

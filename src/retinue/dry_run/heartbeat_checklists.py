@@ -17,8 +17,8 @@ from retinue.agents.agent_directory import agent_directory_of
 from retinue.config import Settings
 from retinue.domain.agent import Agent
 from retinue.domain.ids import SessionId, derive_id
-from retinue.domain.permission import ProtectedPaths
 from retinue.domain.ports import Clock, ReadChecklist
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.schedule import GateResult, Schedule
 from retinue.domain.times import to_ms
 from retinue.dry_run.copied_server import DryRunContext, assume_gate_open
@@ -28,7 +28,7 @@ from retinue.schedules.heartbeat_prompt import ChecklistReader
 from retinue.schedules.heartbeats import HeartbeatSettings, HeartbeatSync
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import AttachmentFiles
-from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.file_services import FileServices
 
 NOT_READ_RESULT = GateResult(is_open=False, because="its checklist cannot be read in a dry run")
 
@@ -41,7 +41,7 @@ class ReadOnlyHeartbeatSync(HeartbeatSync):
 
 
 async def sync_heartbeats(store: Store, clock: Clock, settings: Settings) -> None:
-    """Sync the heartbeats with the current settings and files, as a server does when it starts."""
+    """Update the stored heartbeats from the current settings and files, as a server does when it starts."""
     wishes = HeartbeatSettings(
         defaults=settings.defaults.heartbeat, default_agent=settings.default_agent, zone=settings.zone
     )
@@ -72,7 +72,11 @@ async def read_checklists(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedChecklists(ChecklistReader):
-    """Returns the recorded result of a checklist. Like the real reader, it first waits while the session is busy."""
+    """Returns the recorded result of a checklist.
+
+    Like the real reader, it first waits while the session is busy. If the session stays busy, the
+    heartbeat is skipped.
+    """
 
     results: Mapping[str, GateResult]
 
@@ -94,7 +98,7 @@ def _reader_arguments(store: Store, clock: Clock, settings: Settings) -> dict[st
     """Return the arguments for a checklist reader: the folders, their trust, and a check for a busy session."""
     home = Path(os.path.realpath(settings.home))
     withheld = ProtectedPaths(data_directory=home, user_home=Path(os.path.realpath(Path.home())))
-    ground = FileServices(store=store, clock=clock, files=AttachmentFiles(home / "files"), withheld=withheld)
+    file_services = FileServices(store=store, clock=clock, files=AttachmentFiles(home / "files"), withheld=withheld)
 
     async def has_something_to_do(session: SessionId) -> bool:
         return await store.read(partial(is_session_busy, session=session, now_ms=to_ms(clock.now())))
@@ -104,7 +108,7 @@ def _reader_arguments(store: Store, clock: Clock, settings: Settings) -> dict[st
 
     return {
         "clock": clock,
-        "read_file": partial(read_with_trust, ground),
+        "read_file": partial(read_with_trust, file_services),
         "is_busy": has_something_to_do,
         "agent_directory_of": partial(agent_directory_of, settings.home),
         "workspace_of": settings.defaults.workspace_of,

@@ -343,7 +343,7 @@ def _summarize_schedule(
 
 
 def _model_of(stored: StoredSchedule, context: DryRunContext, result: SimulationResult) -> str:
-    """Return the first model of the agent. A session may use another model, which its runs show."""
+    """Return the model that a schedule's agent uses first. If a session uses another model, its runs show that one."""
     agent = next((each for each in context.agents if each.name == stored.schedule.to.name), None)
     if agent is None:
         return ""
@@ -427,7 +427,7 @@ def _summarize_budgets(
 
 
 def _was_refused_by(run: SimulatedRun, what: str, owner: str) -> bool:
-    """Whether this budget refused a run. The text of the run's error decides."""
+    """Return whether a budget refused a run. The error text of the run names the budget."""
     named = f"agent '{owner}'" if owner else "this server"
     period = "today" if what.endswith("day") else "this month"
     return f"{named} for {period} " in run.because

@@ -93,9 +93,9 @@ class NamedTotals(Struct, frozen=True, kw_only=True):
 
 
 class BudgetSummary(Struct, frozen=True, kw_only=True):
-    """The highest spending under a budget, and when the budget first refused a run.
+    """The highest spending in a period of a budget, and when the budget first refused a run.
 
-    Spending before the dry run counts.
+    Real spending before the dry run is included.
     """
 
     name: str
@@ -108,8 +108,9 @@ class BudgetSummary(Struct, frozen=True, kw_only=True):
 
 
 class DelayedRuns(Struct, frozen=True, kw_only=True):
-    """How many runs started over a minute late because their agent or all slots were busy, and the latest of these
-    runs.
+    """How many runs started over a minute late because their agent or all slots were busy.
+
+    The other fields describe the run with the longest delay.
     """
 
     runs: int = 0
@@ -119,7 +120,7 @@ class DelayedRuns(Struct, frozen=True, kw_only=True):
 
 
 class BusyMinute(Struct, frozen=True, kw_only=True):
-    """A minute, and the number of runs in progress."""
+    """A minute, and the number of runs in progress during it."""
 
     at: str
     runs: int

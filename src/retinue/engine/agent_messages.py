@@ -1,7 +1,7 @@
-"""Sends agent messages from one session to another: finds the recipient and the lineage of the run that it starts.
+"""Sends agent messages between sessions: finds the recipient, and the lineage of the run that a message starts.
 
-An agent message is an envelope of kind `system`. It may start a run, whose answer goes to the person of the receiving
-session. The sending agent gets no answer.
+An agent message is an envelope of kind `system`. It may start a run, whose answer goes to the
+person of the receiving session. The sending agent gets no answer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PERSON_KINDS = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})
 def send_agent_message(
     conn: sa.Connection, *, message: AgentMessage, now_ms: int
 ) -> tuple[AgentMessageReceipt, tuple[Wake, ...]]:
-    """Send an agent message in one commit. A repeated tool call returns the first result."""
+    """Send an agent message in one commit. If the tool call is repeated, return the first result."""
     id_ = EnvelopeId(derive_id(message.run, f"word/{message.call}"))
     sent = envelopes.get(conn, id_)
     if sent is not None and sent.session is not None:
@@ -119,7 +119,7 @@ def _find_recipient(
 
 
 def _parent_session(tx: Transaction, session: Session) -> Session | None:
-    """Return the session that started the given session."""
+    """Return the session that started this session, or None if there is none or it was deleted."""
     parent = sessions.get(tx.conn, session.origin.parent) if session.origin.parent is not None else None
     return parent if parent is not None and parent.deleted_at is None else None
 
@@ -161,9 +161,10 @@ def _may_message_session(tx: Transaction, sender: Agent, session: Session) -> bo
 def _find_named(
     tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, current: Session, sender: Agent
 ) -> Session | None:
-    """Find the session that the message names.
+    """Find the recipient that the message names.
 
-    If the message names an agent, return that agent's session with the sender's session.
+    If the message names an agent, return that agent's session for messages from the current
+    session.
     """
     name = message.recipient.removeprefix("agent:")
     target = agents.find(tx.conn, name)
@@ -195,9 +196,9 @@ def _find_named(
 
 
 def ensure_agent_session(tx: Transaction, id_: EnvelopeId, current: Session, target: Agent) -> Session:
-    """Return the target agent's latest session with the session `current`, or start such a session.
+    """Return the target agent's latest session for messages from the session `current`, or start one.
 
-    It has only messages from the session `current`, and none from other sessions.
+    Messages from other sessions to the same agent go to other sessions.
     """
     origin = Origin(OriginKind.AGENT, str(address.agent_address(current.agent, current.id)))
     found = sessions.get_latest_by_origin(tx.conn, target.name, origin)
@@ -216,7 +217,7 @@ def ensure_agent_session(tx: Transaction, id_: EnvelopeId, current: Session, tar
 def _switch_target(
     tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, session: Session, sender: Agent
 ) -> tuple[Session, Agent]:
-    """Return the conversation to which a switch moves the person."""
+    """Return the session and the agent to which a switch moves the person."""
     if not session.origin.kind.is_foreground or run.lineage is not None or run.sender.kind not in PERSON_KINDS:
         raise SwitchWithoutPerson
     # With restricted level, so that even the owner moves only within their own conversations.
@@ -247,7 +248,7 @@ def _delegating_session(tx: Transaction, run: Run, session: Session) -> SessionI
 def _delegation_of_run(tx: Transaction, run: Run, session: Session) -> Delegation | None:
     """Return the delegation that this run works on, or the delegation for which its session was created.
 
-    A message that another agent once wrote into a session does not make its later runs delegated.
+    An earlier message from another agent into the same session does not count.
     """
     asked = delegations.get(tx.conn, run.envelopes[0]) if run.envelopes else None
     if asked is None and session.origin.kind in SPAWNED_ORIGINS:
@@ -260,8 +261,9 @@ def _message_lineage(
 ) -> Lineage | None:
     """Return the lineage of the run that the message starts.
 
-    A message back to the delegating session has the lineage of the delegation's result. Any other
-    message counts as a delegation.
+    A message back to the delegating session has the same lineage as the delegation's result. For
+    any other message, the delegation limits apply. A silent message has no lineage, because it
+    starts no run.
     """
     delegation = _delegation_of_run(tx, run, session)
     if delegation is not None and delegation.session == to.id:

@@ -1,6 +1,7 @@
 """Moves a person's conversation to another agent and back (`/switch`).
 
-The person's text, or the last reply, is sent to the other agent as an ordinary envelope.
+The text after the command, or the last reply of the agent that the person leaves, is sent to the
+other agent as an ordinary envelope.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def switch_agent(
 
 
 def record_previous_session(tx: Transaction, session: Session, target: Session) -> None:
-    """Record in the new session which session the person came from."""
+    """Record in the target session which session the person came from, for `/switch back`."""
     core = patch_attributes(
         target.attributes, {"core": {PREVIOUS_SESSION_KEY: session.id, FORMER_PREVIOUS_SESSION_KEY: None}}
     )
@@ -75,7 +76,7 @@ def ensure_person_session(
 ) -> Session:
     """Return the person's latest session with the agent, or a new session.
 
-    A person in a channel stays in that channel.
+    If the person writes in a channel, the session belongs to the same channel.
     """
     in_room = speaker.kind is AddressKind.CHANNEL
     if in_room:
@@ -95,7 +96,7 @@ def ensure_person_session(
 
 
 def find_previous_session(tx: Transaction, speaker: Address, session: Session, principal: Principal) -> Session | None:
-    """Return the session from which the person switched, if the person may still see it."""
+    """Return the session from which the person switched to this session, if the person may still see it."""
     core = session.attributes.get("core")
     known = cast("dict[str, Any]", core) if isinstance(core, dict) else {}
     before = known.get(PREVIOUS_SESSION_KEY, known.get(FORMER_PREVIOUS_SESSION_KEY))
@@ -122,7 +123,7 @@ def _switch_back(
 
 
 def _build_message(draft: EnvelopeDraft, target: Session, text: str) -> EnvelopeDraft:
-    """Return the envelope that carries the person's text to the other session."""
+    """Return an envelope with the person's text for the other session."""
     return EnvelopeDraft(
         id=EnvelopeId(derive_id(draft.id, "switched")),
         sender=draft.sender,
@@ -139,9 +140,9 @@ def _build_message(draft: EnvelopeDraft, target: Session, text: str) -> Envelope
 def _build_last_reply(
     tx: Transaction, draft: EnvelopeDraft, session: Session, agent: Agent, target: Session
 ) -> EnvelopeDraft | None:
-    """Return a message with the last reply of the agent that the person leaves, or None.
+    """Return a message with the last reply of the agent that the person leaves, or None if there is no reply.
 
-    The message is trusted no more than the context of that reply.
+    The message is untrusted if the context of that reply contains untrusted content.
     """
     found, _ = records.read_range(tx.conn, session.id, first=session.context_start_seq, last=session.record_seq)
     last_reply = next((r.body.text for r in reversed(found) if isinstance(r.body, Reply) and r.body.text.strip()), "")

@@ -1,4 +1,4 @@
-"""Executes the commands /allow, /approve and /deny, and numbers sent as answers in a channel without buttons."""
+"""Executes /allow, /approve and /deny, and accepts option numbers as answers in channels without buttons."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answer_by_command(
 
 
 class NumberedAnswer(Struct, frozen=True):
-    """A number that a person sent as an answer: the open approvals that it may answer, and the chosen option.
+    """What a number in a person's message answers: the open approvals, and the option that the person chose.
 
     `option` is None if several approvals are open, because the number is then ambiguous.
     """
@@ -63,9 +63,10 @@ class NumberedAnswer(Struct, frozen=True):
 
 
 def find_numbered_answer(tx: Transaction, draft: EnvelopeDraft, command: SlashCommand) -> NumberedAnswer | None:
-    """Return the open approvals that a number answers.
+    """Return the open approvals that a message answers if its text is only a number.
 
-    Returns None if no open approval in this channel has an option with the number. The number is then plain text.
+    Returns None if no open approval in this channel has an option with this number. The message is
+    then ordinary text.
     """
     standing = [
         (approval, question)

@@ -1,6 +1,7 @@
-"""Approvals: decides whom to ask and whom to ask next, and carries out decisions.
+"""Requests, escalates and expires approvals, and carries out the decisions of people.
 
-A question is an envelope, and so is its answer. Both survive a restart, and the first answer counts.
+A question to a person is an envelope, and so is the decision. Both survive a restart. Only the
+first decision counts.
 """
 
 from __future__ import annotations
@@ -43,14 +44,8 @@ from retinue.engine.run_context import ClaimedRun, RecordAppender
 from retinue.engine.step_writer import PendingWrite, write_pending
 from retinue.intake.accept import TimerWake, Wake, accept_in_transaction
 from retinue.intake.routing import OWNER, get_session_address
-from retinue.policy.access.permissions import is_at_least
-from retinue.policy.tools.approvals import (
-    APPROVER_LEVEL_MIN,
-    find_next_approver,
-    limit_scope,
-    may_decide,
-    needs_owner,
-)
+from retinue.policy.access.operation_permissions import is_at_least
+from retinue.policy.tools.approvals import APPROVER_LEVEL_MIN, find_next_approver, limit_scope, may_decide, needs_owner
 from retinue.runners.base import Suspended
 from retinue.store.agents import agents, audit, grants
 from retinue.store.core.transaction import Transaction
@@ -85,7 +80,7 @@ def suspend_run(
 ) -> tuple[bool, tuple[Wake, ...]]:
     """Suspend a run in one commit and, if calls need an approval, ask a person.
 
-    Returns whether envelopes already wait for the lane, and the wake-ups.
+    Returns whether due envelopes already need the lane, and the wake-ups.
     """
     tx = Transaction(conn, now_ms)
     append = RecordAppender(claim.session, tx, claim.run)
@@ -153,10 +148,10 @@ def request_permission(
     now_ms: int,
     settings: ApprovalSettings,
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """Ask a person for a permission, without suspending the run. The answer comes as an envelope.
+    """Ask a person for a permission, without suspending the run. The decision comes as an envelope.
 
-    `agent` gets the permission, and may differ from the requesting agent. A repeated call does not
-    ask again.
+    The permission is for `agent`, which may differ from the requesting agent. A repeated call does
+    not ask again.
     """
     tx = Transaction(conn, now_ms)
     run = runs.get(conn, run_id)
@@ -265,11 +260,11 @@ def _open_approval(
 
 
 def _find_approver(tx: Transaction, run: Run, session: Session) -> tuple[Address, tuple[Address, ...], Session | None]:
-    """Return the person to ask, the channels to ask in, and the session whose agent is notified.
+    """Return the person to ask, the channels to ask in, and another session whose agent gets a notice.
 
-    For delegated work, the person is the run principal. A person who may not decide is replaced by
-    the owner. The session is None, or the person's latest conversation if the run is in the
-    background.
+    For delegated work, the person to ask is the run principal. If this person may not decide, the
+    owner is asked. The other session is the person's latest conversation if the run is in the
+    background, and otherwise None.
     """
     if session.origin.kind.is_foreground or run.sender.kind is AddressKind.PERSON:
         wrote = get_author(tx.conn, run) if run.sender.kind is AddressKind.CHANNEL else run.sender
@@ -294,7 +289,7 @@ def _can_decide(tx: Transaction, person: Address) -> bool:
 
 
 def _only_owner_wrote(tx: Transaction, session: Session) -> bool:
-    """Whether only the owner has written in this channel, according to the records read."""
+    """Return whether only the owner has written in this channel, according to its newest records."""
     first = max(1, session.record_seq - RECORDS_READ_MAX)
     found, damaged = records.read_range(tx.conn, session.id, first=first, last=session.record_seq)
     people_said = {record.trust for record in found if record.kind is RecordKind.USER} - {Trust.AGENT, Trust.PRIVATE}
@@ -350,8 +345,9 @@ def _describe(approval: Approval) -> str:
 def _notify_other_session(
     tx: Transaction, approval: Approval, requesting_session: Session, other_session: Session, purpose: str, text: str
 ) -> tuple[Wake, ...]:
-    """Send a silent notice to the agent that the person is talking to, so that the person may ask it about the
-    approval.
+    """Send a silent notice about an approval to the agent that the person is talking to.
+
+    The person can then ask this agent about the approval.
     """
     if other_session.id == requesting_session.id:
         return ()
@@ -370,9 +366,9 @@ def _notify_other_session(
 
 
 def _trust_of_context(tx: Transaction, session: Session) -> Trust:
-    """Return how far an agent's text is trusted, from the trust of its context.
+    """Return the trust of text that an agent writes, which depends on the trust of its context.
 
-    A context too long to check is untrusted.
+    If the context is too long to check, the text is untrusted.
     """
     first = session.context_start_seq
     found, damaged = records.read_range(tx.conn, session.id, first=first, last=first + RECORDS_READ_MAX)
@@ -385,9 +381,9 @@ def _notice_key(purpose: str) -> str:
 
 
 def _is_lane_needed(tx: Transaction, session_id: SessionId) -> bool:
-    """Whether an envelope is due for which a suspended run must give up its lane.
+    """Return whether a suspended run must give up its lane, because an envelope is due.
 
-    It is a late decision or an envelope that is not silent.
+    A silent envelope does not need the lane, unless it is a late decision.
     """
     first = envelopes.list_due(tx.conn, session_id, tx.at_ms, limit=1)
     decision = any(envelope.kind is EnvelopeKind.DECISION for envelope in first)
@@ -398,7 +394,7 @@ def _is_lane_needed(tx: Transaction, session_id: SessionId) -> bool:
 
 
 def _next_approver(tx: Transaction, already_asked: Sequence[Address], settings: ApprovalSettings) -> Address | None:
-    """Return the next person in the settings who exists and may decide, or None."""
+    """Return the next person in `escalate_to` who exists, may decide and was not asked yet, or None."""
     line = (address.person_address(name) for name in settings.escalate_to)
     return find_next_approver(already_asked, [who for who in line if _can_decide(tx, who)])
 
@@ -412,7 +408,10 @@ def _escalation_time(
 
 
 def escalate_overdue(tx: Transaction, settings: ApprovalSettings) -> tuple[Wake, ...]:
-    """Ask the next person if an approval has waited too long. The people asked before may still answer."""
+    """Ask the next person about each approval that has waited too long.
+
+    The people who were asked before may still answer.
+    """
     wakes: list[Wake] = []
     now = from_ms(tx.at_ms)
     for approval in approvals.list_to_escalate(tx.conn, tx.at_ms, limit=ESCALATED_PER_COMMIT_MAX):
@@ -433,7 +432,7 @@ def escalate_overdue(tx: Transaction, settings: ApprovalSettings) -> tuple[Wake,
 def expire_overdue(tx: Transaction) -> tuple[Wake, ...]:
     """Expire approvals that no person answered in time.
 
-    An agent that did not wait is notified that no answer will come.
+    If a run did not wait for its approval, its agent gets a notice that the approval has expired.
     """
     wakes: list[Wake] = []
     for approval in approvals.list_expired(tx.conn, tx.at_ms, limit=ESCALATED_PER_COMMIT_MAX):
@@ -468,7 +467,7 @@ def _notify_requester(tx: Transaction, approval: Approval, session: Session, tex
 def _notify_other_session_again(
     tx: Transaction, approval: Approval, requesting_session: Session, text: str
 ) -> tuple[Wake, ...]:
-    """Send the second silent notice about an approval, to the session that got the first notice."""
+    """Send the second silent notice about an approval to the session that got the first one, if any."""
     first = envelopes.get(tx.conn, derive_id(approval.id, _notice_key("asked")))
     beside = sessions.get(tx.conn, first.session) if first is not None and first.session is not None else None
     return (
@@ -599,7 +598,8 @@ def _store_grants(
 ) -> str:
     """Store a grant if the decision lasts longer than one call. Returns a sentence about the grant, or an empty string.
 
-    A permission that was requested without a call lasts at least for the session.
+    A permission that an agent requested without a call is granted at least for the session. For
+    another agent, it is granted at least for a day.
     """
     if scope is GrantScope.ONCE and approval.calls:
         return ""

@@ -1,6 +1,7 @@
-"""Handles button presses below questions: the decision, and the reply that only the person who pressed sees.
+"""Handles presses of the buttons below a question: stores the decision, and replies to the person who pressed.
 
-A press decides like a command, in one commit. The reply is sent in the background and never retried.
+Only this person sees the reply. The decision is stored in one commit, like the decision of a slash
+command. The reply is sent in the background and never retried.
 """
 
 from __future__ import annotations
@@ -152,7 +153,10 @@ def _decide_approval(
 def _answer_questionnaire(
     tx: Transaction, press: ButtonPress, question: Envelope, questionnaire: Questionnaire, option: AnswerOption
 ) -> PressResult:
-    """Answer a questionnaire that has one question with a button press. The agent's answer goes to the same channel."""
+    """Answer a questionnaire with a button press. Only a questionnaire with one question has buttons.
+
+    The agent's answer goes to the same channel.
+    """
     check_answerable(questionnaire, press.principal, from_ms(tx.at_ms))
     field = questionnaire.fields[0]
     answer = option.keyword == YES_OPTION if field.kind is QuestionnaireFieldKind.YES_NO else option.label

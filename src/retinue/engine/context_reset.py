@@ -1,7 +1,8 @@
 """Resets a session's context, by rule or on request.
 
-A reset never stops a run. The rules are checked when the next run starts, and the reset is written in that run's first
-commit. A reset that waits for the end of a run is stored in the session's row, so a restart does not lose it.
+A reset by a rule never stops a run. The rules are checked when the next run starts, and the reset is written in
+that run's first commit. A reset that waits for the end of a run is stored in the session's row, so a
+restart does not lose it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from retinue.config.sessions import BUILT_IN_SESSION_SETTINGS, SessionSettings
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.event import EventKind
+from retinue.domain.record import ContextStart, RecordKind
 from retinue.domain.reset_rules import NO_RESET_RULES, ResetRules, add_reason
 from retinue.domain.session import Session, SessionActivity
-from retinue.engine.run_finish import mark_reset
+from retinue.engine.run_context import RecordAppender
 from retinue.policy.limits.reset_policy import (
     explain_context_limit,
     explain_due_reset,
@@ -23,7 +25,7 @@ from retinue.policy.limits.reset_policy import (
 )
 from retinue.store.core.transaction import Transaction
 from retinue.store.runs import runs
-from retinue.store.sessions import sessions
+from retinue.store.sessions import records, sessions
 
 _NO_RESET_RULES = BUILT_IN_SESSION_SETTINGS.reset
 
@@ -68,7 +70,10 @@ def request_reset_if_too_long(
 
 
 def request_reset(tx: Transaction, session: Session, *, because: str) -> bool:
-    """Reset the context now, or when the active or suspended run ends. Returns whether it was reset now."""
+    """Reset the context now. If a run is active or suspended, reset it when the next run starts.
+
+    Returns whether the context was reset now.
+    """
     idle = session.activity is SessionActivity.SLEEPING and runs.get_open(tx.conn, session.id) is None
     if idle:
         mark_reset(tx, session.id, because=because)
@@ -83,3 +88,24 @@ def _reset_with_next_run(tx: Transaction, session: Session, because: str) -> Non
     if reasons != now.reset_because:
         sessions.request_reset(tx.conn, session.id, reasons)
         tx.emit(EventKind.SESSION_CHANGED, session=session.id, pending_reset=reasons)
+
+
+def mark_reset(tx: Transaction, session_id: str, message: str = "", *, because: str) -> None:
+    """Reset the context after the session's last record. The new context starts with `message`.
+
+    Earlier records stay in the history.
+    """
+    session = sessions.get(tx.conn, session_id)
+    if session is None:
+        return
+    append = RecordAppender(session, tx)
+    mark = append.add(ContextStart(text=message, because=because), kind=RecordKind.RESET)
+    records.add(tx.conn, append.records)
+    sessions.reset_context(tx.conn, session_id, mark.seq, at_ms=tx.at_ms)
+    tx.emit(
+        EventKind.SESSION_RESET,
+        session=session_id,
+        record_seq=mark.seq,
+        revision=session.revision + 1,
+        because=because,
+    )

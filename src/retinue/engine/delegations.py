@@ -1,7 +1,7 @@
 """Delegates work to another session: the request envelope, the delegation and its result.
 
-A delegating call may be repeated after a crash or a suspension. The delegation id is derived from the call, so a
-repeated call finds the delegation that it made.
+A delegating call may be repeated after a crash or a suspension. The delegation id is derived from
+the call, so a repeated call finds the delegation that the first call created.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from retinue.engine import session_exchange
 from retinue.engine.errors import DelegationWithoutRun
 from retinue.intake import background_jobs
 from retinue.intake.accept import Wake, accept_in_transaction, accept_job
-from retinue.intake.delegations import end_delegation
+from retinue.intake.delegation_end import end_delegation
 from retinue.policy.access.session_access import may_access_session
 from retinue.policy.tools.delegations import SUBAGENT_DELEGATIONS, build_child_lineage, may_delegate
 from retinue.store.agents import agents
@@ -188,10 +188,10 @@ def _find_or_start_session(
 def _may_write(
     tx: Transaction, request: DelegationRequest, run: Run, session: Session, delegating_agent: Agent, chosen: Session
 ) -> bool:
-    """Whether the run may delegate work to the chosen session.
+    """Return whether the run may delegate work to the chosen session.
 
-    It always may if that session descends from the session of the run. Otherwise the owner must allow it for the agent,
-    and the run principal must be able to see that session.
+    It always may if that session descends from the session of the run. Otherwise the owner must
+    allow it for the agent, and the run principal must be able to see that session.
     """
     target = agents.find(tx.conn, chosen.agent)
     return (
@@ -224,10 +224,7 @@ def _session_not_found(target: Agent, session: str) -> SessionNotFound:
 
 
 def _in_same_workspace(tx: Transaction, request: DelegationRequest, run: Run) -> DelegationRequest:
-    """Return a subagent's run request.
-
-    If the delegating run requested a workspace, the subagent gets the same workspace.
-    """
+    """Return the delegation request. A subagent gets the workspace that the delegating run requested, if any."""
     if request.kind not in SUBAGENT_DELEGATIONS:
         return request
     held = (envelopes.get(tx.conn, id_) for id_ in run.envelopes)
@@ -258,7 +255,11 @@ def _build_request_envelope(
 
 
 def _status_of_repeated_call(tx: Transaction, delegation: Delegation) -> tuple[DelegationStatus, tuple[Wake, ...]]:
-    """Return the status of a delegation for a repeated call. After `sessions_send`, the exchange may also continue."""
+    """Return the status of a delegation for a repeated call.
+
+    If the first answer to `sessions_send` has arrived, the exchange between the sessions also
+    starts.
+    """
     status = _status(tx, delegation)
     goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
     envelope = (
@@ -276,7 +277,11 @@ def _request_context(request: DelegationRequest) -> EnvelopeContext:
 
 
 def _status(tx: Transaction, delegation: Delegation) -> DelegationStatus:
-    """Return the status of a delegation. Takes a result that has arrived, and ends a wait that has expired."""
+    """Return the status of a delegation.
+
+    If the result has arrived, its envelope is settled, because the call returns it. If the wait has
+    expired, it is ended.
+    """
     is_started = delegation.kind in SUBAGENT_DELEGATIONS and delegation.started_at is not None
     if is_started or delegation.kind is DelegationKind.BACKGROUND:
         # No call returns the result, so it is read as a message, also when the call is repeated.

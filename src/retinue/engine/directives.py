@@ -1,4 +1,7 @@
-"""Applies directives inside a message. They affect that message only, and are removed from its text."""
+"""Applies directives: slash commands inside a message that affect only this message.
+
+Directives are removed from the text of the message.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from retinue.domain.slash_command import (
     unescape_slash,
 )
 from retinue.domain.ui_context import context_line
-from retinue.engine.session_commands import AvailableOptions
+from retinue.engine.session_setting_commands import AvailableOptions
 
 # Modes that one message can request. The others apply to the whole queue.
 _WHEN_BUSY = {
@@ -52,7 +55,7 @@ def _apply_directive(
 ) -> EnvelopeContext | None:
     """Return the context with the directive applied.
 
-    Returns None if the directive is not valid for a single message. It is then plain text.
+    Returns None if the directive is not valid for a single message. It then stays in the text.
     """
     word = command.arguments.casefold()
     if word == DEFAULT:

@@ -1,6 +1,6 @@
 """The embedded engine: wakes lanes within the process, and runs one asyncio task for each active lane.
 
-Work is read from the store.
+A wake-up only names a lane. The work of the lane is read from the store.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from retinue.engine.delegations import delegate
 from retinue.engine.event_broadcast import EventBroadcast
 from retinue.engine.heartbeats import no_checklist_reader
 from retinue.engine.lanes import WAITING_LANES_MAX, LaneQueue, SlotLimits, SlotStatus
+from retinue.engine.run_cancel import NEWER_ENVELOPE, CancelResult, cancel_runs
 from retinue.engine.run_claim import CLOSED_PER_COMMIT_MAX, ClaimSettings, claim_lane, start_run_on_accept
 from retinue.engine.run_context import ClaimedRun, NothingClaimed
-from retinue.engine.run_finish import NEWER_ENVELOPE, CancelResult, UnfinishedReply, cancel_runs
+from retinue.engine.run_finish import UnfinishedReply
 from retinue.engine.run_worker import RunEnd, RunWorker, SynthesizeVoice
 from retinue.engine.scheduler import Scheduler, no_gate_runner
-from retinue.engine.session_commands import AvailableOptions, NoAvailableOptions
+from retinue.engine.session_setting_commands import AvailableOptions, NoAvailableOptions
 from retinue.engine.slash_commands import CommandResult, ListSkillCommands, SlashCommands, no_skill_commands
 from retinue.engine.subagent_cleanup import clean_up_due_sessions
 from retinue.intake.accept import (
@@ -79,7 +80,7 @@ FAR_FUTURE_MS = 2**62  # later than any real time
 
 
 class Engine(Protocol):
-    """What the rest of the server can ask the engine to do."""
+    """The operations that the engine offers to the rest of the server."""
 
     async def start(self) -> None:
         """Resume interrupted runs, then start runs for all envelopes that are due."""
@@ -90,16 +91,18 @@ class Engine(Protocol):
         ...
 
     def wake(self, wake: Wake) -> None:
-        """Tell the engine that something may have changed.
+        """Notify the engine that work may be due, for example in a lane.
 
-        A wake-up is only a hint: the store is authoritative, and the alarm also finds due work without a wake-up.
+        A wake-up is only a hint: the store is authoritative, and the alarm also finds due work
+        without a wake-up.
         """
         ...
 
     def reserve_slot(self, agent: str, lane: LaneKind) -> SlotReservation | None:
-        """Reserve a free slot for an envelope that is being accepted.
+        """Reserve a free slot for an envelope that is being accepted, or return None.
 
-        An engine may always return None. In that case, the run starts one commit later.
+        With a slot, the commit that accepts the envelope also starts its run. Without one, the run
+        starts in the next commit. An engine may always return None.
         """
         ...
 
@@ -129,7 +132,8 @@ class Engine(Protocol):
     async def execute_commands(self, draft: EnvelopeDraft, commands: ParsedCommands) -> Receipt | EnvelopeDraft:
         """Execute the slash commands of a message and answer them.
 
-        If text for the agent remains, returns a draft with it instead of a receipt.
+        If text for the agent remains, returns an envelope draft with this text instead of a
+        receipt.
         """
         ...
 
@@ -202,7 +206,7 @@ class DueWork(Struct, frozen=True):
 
 
 async def ignore_session_end(_session: SessionId, _reason: str) -> None:
-    """Do nothing when a session ends. For servers whose sessions leave no processes running."""
+    """Do nothing when a session ends. The default for sessions that start no processes."""
 
 
 class EmbeddedEngine:
@@ -236,11 +240,12 @@ class EmbeddedEngine:
         tick_max_s: float = TICK_MAX_S,
         faults: CrashPoints = NO_FAULTS,
     ) -> None:
-        """`session_ended` ends processes of a session that is deleted or cleaned up.
+        """Create an engine. It does nothing until `start` is called.
 
-        `answers_by_number` returns whether a connector's questions are answered with numbers. `synthesize_voice` makes
-        the voice message of an answer. `tick_max_s` is the maximum time between two checks for due work. It may be long
-        if the clock cannot jump.
+        `session_ended` ends processes of a session that is deleted or cleaned up.
+        `answers_by_number` returns whether a connector's questions are answered with numbers.
+        `synthesize_voice` makes the voice message of an answer. `tick_max_s` is the maximum time
+        between two checks for due work. It may be long if the clock cannot jump.
         """
         self._store = store
         self._session_ended = session_ended
@@ -322,7 +327,7 @@ class EmbeddedEngine:
         await asyncio.gather(*tasks, *self._side_tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Stop at once, as in a crash. The next start resumes from the store."""
+        """Stop at once, as in a crash. The next start resumes all work from the store."""
         self._is_stopping = True
         self._alarm.abandon()
         self._scheduler.abandon()
@@ -357,7 +362,7 @@ class EmbeddedEngine:
         return seat
 
     def end_reservation(self, reservation: _SlotReservation, started_run: ClaimedRun | None) -> None:
-        """End a slot reservation after its commit: work on the run that started, or release the slot."""
+        """End a slot reservation after the commit: execute the run that the commit started, or release the slot."""
         if started_run is None or self._is_stopping:
             # A run that started during shutdown is resumed at the next start.
             self._owned_runs.discard(reservation.run_id)
@@ -387,7 +392,7 @@ class EmbeddedEngine:
         self._dispatch()
 
     def agent_removed(self, name: str) -> None:
-        """Stop work for a deleted agent. Its lanes run once more, to settle the envelopes that wait."""
+        """Stop work for a deleted agent. Each of its lanes runs once more, to refuse the waiting envelopes."""
         self._concurrency.pop(name, None)
 
     async def cancel(self, session: SessionId, *, by: str, reason: str, clear_due: bool = False) -> CancelResult:
@@ -692,8 +697,9 @@ class EmbeddedEngine:
 def find_due_work(conn: sa.Connection, *, since_ms: int, now_ms: int, include_active: bool = False) -> DueWork:
     """Return all work that is due now, and the next time to check.
 
-    Scans from `since_ms` on, inclusive. A new envelope may have the same time as the last commit that the previous scan
-    saw, but never an earlier time. `include_active` finds every lane that has something to do.
+    Finds lanes with envelopes that became due at `since_ms` or later. A new envelope may have the
+    same time as the last commit that the previous scan saw, but never an earlier time. With
+    `include_active`, also finds the lanes of all active sessions.
     """
     newest_ms = latest_ms(conn)
     at_ms = max(now_ms, newest_ms)  # the same time that a claim uses: the server's time never goes back

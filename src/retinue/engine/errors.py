@@ -46,7 +46,7 @@ class RunInternalError(RetinueError):
     def __init__(self, error: Exception, *, run: str) -> None:
         super().__init__(
             f"internal error in the run: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX],
-            because=f"details are in the log under run {run}",
+            because=f"an unexpected exception ended the run; the log has the details under run {run}",
             try_this="report it if it happens again",
         )
 
@@ -149,7 +149,7 @@ class AgentMessageRecipientNotFound(NotFound):
 
 
 class AgentMessageRefused(NotAllowed):
-    """The sender may not write to this agent or session. `setting` is the setting that decides."""
+    """The sender may not write to this agent or session. `setting` is the setting that forbids it, if any."""
 
     code = "agent_message.refused"
 

@@ -1,6 +1,7 @@
 """Broadcasts the activity of runs to subscribers in memory.
 
-Deltas exist only here. Stored events are announced here, and subscribers read them from the store.
+Pieces of streamed text (deltas) are sent to subscribers and not stored. For stored events,
+subscribers are only notified, and read the events from the store.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NOTIFY_DELAY_S = 0.02
 
 
 class PartialReply(Struct):
-    """The text of one attempt at a model reply, as far as it was streamed."""
+    """The text that was streamed so far for one attempt at a model reply."""
 
     session: SessionId
     run: RunId
@@ -44,7 +45,7 @@ class NestedRun(Struct):
 class EventSubscriber(Struct, eq=False):
     """One subscriber: a flag for new events and a limited list of deltas.
 
-    A subscriber that reads too slowly must reload the state.
+    A subscriber that reads too slowly misses deltas and must reload the state.
     """
 
     session: SessionId | None
@@ -101,7 +102,7 @@ class EventBroadcast:
                 self._notify_soon(watcher)
 
     def add_nested_run(self, nested_run: NestedRun) -> None:
-        """From now on, also send the run's output to subscribers of the session whose call waits for the run."""
+        """Also send a run's output to subscribers of the session whose tool call waits for the run."""
         self._nested_runs[nested_run.run] = nested_run
 
     def nested_runs(self) -> list[NestedRun]:

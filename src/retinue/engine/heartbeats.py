@@ -40,7 +40,7 @@ NOTHING_TO_REPORT = "nothing needs attention"
 async def no_checklist_reader(
     schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
 ) -> GateResult:
-    """Refuse every heartbeat. For servers that read no checklists."""
+    """Refuse every heartbeat. The default for a scheduler without a checklist reader."""
     return GateResult(is_open=False, because="this server cannot read its checklist")
 
 
@@ -65,7 +65,11 @@ def is_session_busy(conn: sa.Connection, session: str, now_ms: int) -> bool:
 
 
 def _delivery_address(conn: sa.Connection, schedule: Schedule) -> Address | None:
-    """Return where a heartbeat's reply goes: to the configured address, or where the owner last talked to the agent."""
+    """Return the address for a heartbeat's reply, or None if the reply is not sent.
+
+    This is the configured address, or by default the address where the owner last talked to the
+    agent.
+    """
     if schedule.deliver:
         return None if schedule.deliver == NO_ANSWER else address.parse_address(schedule.deliver)
     return find_owner_address(conn, schedule.to.name)
@@ -95,7 +99,7 @@ def _is_private_with_owner(conn: sa.Connection, session: Session) -> bool:
 
 
 class HeartbeatReply(Struct, frozen=True):
-    """The reply that a heartbeat sends, if any, and the reason to store."""
+    """The reply that a heartbeat run sends (None: it sends none), and the reason, which is stored."""
 
     answer: EnvelopeDraft | None
     because: str = ""
@@ -104,7 +108,7 @@ class HeartbeatReply(Struct, frozen=True):
 def find_heartbeat_schedule(conn: sa.Connection, run: Run, envelopes_held: Sequence[Envelope]) -> Schedule | None:
     """Return the heartbeat schedule that started a run.
 
-    Returns None if the run also has envelopes from other senders. Late decisions do not count.
+    Returns None if the run also has envelopes from other senders, except decisions about approvals.
     """
     if not all(each.sender == run.sender or each.kind is EnvelopeKind.DECISION for each in envelopes_held):
         return None
@@ -126,7 +130,7 @@ def build_heartbeat_reply(
     shown = beat.visibility_at(answer.recipient if answer is not None else None)
     words = heartbeat.alert_text(text, ack_chars_max=beat.ack_chars_max)
     if answer is not None and envelopes.has_run_sent(tx.conn, run=run.id, recipient=str(answer.recipient)):
-        made = HeartbeatReply(None, f"it has sent a message to {answer.recipient} itself")
+        made = HeartbeatReply(None, f"the run has already sent a message to {answer.recipient}")
     else:
         made = _build_reply(
             tx, schedule, answer, words, remarks, show_ok=bool(shown.ok), show_alerts=bool(shown.alerts)

@@ -1,9 +1,8 @@
-"""The journal of one run: each step is written before it is performed, and its result with the next intent.
+"""The journal of one run: each step is stored before it is performed, and its result with the next step.
 
-intent -> commit -> act -> (result + next intent) -> commit -> act -> ... -> (last result + finish)
--> commit
+    commit(step 1) -> perform 1 -> commit(result 1, step 2) -> perform 2 -> ... -> commit(result, end of run)
 
-A read-only call needs only one commit: act -> (intent + result + next intent) -> commit. See
+A read-only call needs only one commit: perform -> commit(step, result, next step). See
 docs/decisions/0013-one-commit-for-a-read-only-tool-call.md.
 """
 
@@ -29,13 +28,13 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import CallModel, Clock, CrashPoints
 from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, body_kind, body_trust
 from retinue.domain.run import Run, Step, StepKind, StepState
-from retinue.domain.session import BATCH_MAX, QueueMode, QueuePolicy, WhenBusy
+from retinue.domain.session import BATCH_MAX, QueueMode
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust
 from retinue.engine.interim_replies import send_interim_replies
-from retinue.engine.lanes import batch_key
 from retinue.engine.progress_messages import send_progress
+from retinue.engine.queue_modes import may_steer
 from retinue.engine.run_context import ClaimedRun, RecordAppender, trust_of_envelopes
 from retinue.engine.run_finish import interrupted_result
 from retinue.engine.step_writer import (
@@ -58,16 +57,20 @@ from retinue.runners.token_estimate import weight_of_record
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
-from retinue.store.runs import budgets, runs
+from retinue.store.runs import budget_reservations, runs
 from retinue.store.sessions import records, sessions
 
 SUMMARIES_MAX = 100  # per worker and run
 PENDING_S_MAX = 0.02  # how long results may wait for a read-only call, to be written with it
-STEERING_READ_MAX = 50  # due envelopes read: ones that do not steer may precede ones that do
+STEERING_READ_MAX = 50  # number of due envelopes read: envelopes that do not steer may precede those that do
 
 
 class RunJournal:
-    """Writes everything that a run stores, under the epoch of its claim."""
+    """Writes everything that a run stores.
+
+    The epoch of the run's claim is checked with each write, so a run that was cancelled or claimed
+    again writes nothing.
+    """
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class RunJournal:
 
     @property
     def pending_writes(self) -> Sequence[PendingWrite]:
-        """The writes that are left for the run's last commit."""
+        """The results and unused steps that the run's last commit must write."""
         # Model steps that were opened and not used: a summary started before a crash, or a reply that did not
         # fit.
         left = [AbandonedStep(step) for step in self._open_steps.values() if step.kind is StepKind.MODEL]
@@ -255,9 +258,9 @@ class RunJournal:
         return result
 
     def _pending_s_left(self) -> float:
-        """Return how much longer results that are not stored yet may wait.
+        """Return for how many seconds the results that are not stored yet may still wait.
 
-        A wall clock that was set back does not extend the wait.
+        If the wall clock was set back, they may not wait longer.
         """
         if not self._pending:
             return PENDING_S_MAX
@@ -306,7 +309,7 @@ class RunJournal:
         self._add_result(StepResult(body, _close_step(step), started_ms=started_ms))
 
     def _add_result(self, result: StepResult) -> None:
-        """Add a result to the context now. The next commit adds it to the store under the same number."""
+        """Add a result to the context now. The next commit stores it under the same record number."""
         now_ms = to_ms(self._clock.now())
         if not self._pending:
             self._pending_since_ms = now_ms
@@ -403,7 +406,7 @@ def _result_or_note(result: ToolResult, *, stored: bool) -> ToolResult | Note:
 
 
 class StepCommit(Struct, frozen=True):
-    """Everything that a step commit wrote."""
+    """The effects of a commit between two steps: records, envelopes of the run, cost reservation and wake-ups."""
 
     record_seq: int
     envelopes: tuple[Envelope, ...]
@@ -470,7 +473,10 @@ def write_step(
 
 
 def _charge_with_joined(charge: CallCharge | None, joined: Sequence[Record]) -> CallCharge | None:
-    """Add records that are written with the intent to the input for which the model call's cost is reserved."""
+    """Return the charge of a model call, with the size of the joined records added to its input.
+
+    The cost of the call is reserved for this input.
+    """
     if charge is None or not joined:
         return charge
     more = max_input_tokens(sum(weight_of_record(record).size_bytes for record in joined))
@@ -478,7 +484,7 @@ def _charge_with_joined(charge: CallCharge | None, joined: Sequence[Record]) -> 
 
 
 def _notify_person(tx: Transaction, claim: ClaimedRun, notice: str) -> tuple[Wake, ...]:
-    """Notify the person who waits for the answer, at most once per run. Other recipients get no notice."""
+    """Send a notice to the person who waits for the answer, at most once per run. Other recipients get none."""
     kind = claim.envelopes[0].kind if claim.envelopes else EnvelopeKind.MESSAGE
     to = get_answer_address(claim.run.sender, origin=claim.session.origin, kind=kind)
     if to is None or not claim.session.origin.kind.is_foreground or not claim.envelopes:
@@ -496,7 +502,7 @@ def _reserve_cost(tx: Transaction, run: Run, step: Step, charge: CallCharge) -> 
     terms = charge.terms
     if not terms.is_charged and not terms.limits.has_any:
         return ModelCallReservation(output_tokens_max=terms.output_tokens_max)
-    return budgets.reserve(
+    return budget_reservations.reserve(
         tx.conn,
         run,
         turn=step.turn,
@@ -518,7 +524,7 @@ def _steer(
     """
     tx = appender.tx
     due = envelopes.list_due(tx.conn, claim.session.id, tx.at_ms, limit=STEERING_READ_MAX)
-    mine = [e for e in due if _wants_to_steer(e, claim.queue) and _may_steer(e, claim)][:BATCH_MAX]
+    mine = [e for e in due if may_steer(e, claim.queue, claim.envelopes)][:BATCH_MAX]
     if not mine:
         return claim.envelopes, ()
     text = turn_input.render_turn(mine, now=from_ms(tx.at_ms), zone=zone)
@@ -541,20 +547,6 @@ def _steer(
     held = (*claim.envelopes, *mine)
     runs.set_envelopes(tx.conn, claim.run.id, [e.id for e in held])
     return held, (record,)
-
-
-def _wants_to_steer(envelope: Envelope, queue: QueuePolicy) -> bool:
-    if envelope.context.when_busy is not None:
-        return envelope.context.when_busy is WhenBusy.STEER
-    return queue.mode in (QueueMode.STEER, QueueMode.STEER_BACKLOG)
-
-
-def _may_steer(envelope: Envelope, claim: ClaimedRun) -> bool:
-    # Steer an envelope once: otherwise every run would read a long backlog again.
-    if envelope.silent or envelope.kind is not EnvelopeKind.MESSAGE or envelope.steered_into is not None:
-        return False
-    own = any(batch_key(envelope) == batch_key(held) for held in claim.envelopes)
-    return own or envelope.trust is Trust.OWNER
 
 
 class ApprovalAnswers:

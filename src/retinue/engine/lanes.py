@@ -1,26 +1,20 @@
-"""Lanes: the order of envelopes in a session, and which lane gets the next free slot. Kept in memory only."""
+"""Decides which lane gets the next free slot.
+
+All of this is kept in memory only.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from retinue.domain.delegation import Lineage
-from retinue.domain.envelope import Envelope, EnvelopeKind, needs_answer
-from retinue.domain.ids import EnvelopeId, SessionId
-from retinue.domain.run import RunRequest
-from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
+from retinue.domain.ids import SessionId
+from retinue.domain.session import LaneKind
 from retinue.intake.accept import LaneWake
 
 WAITING_LANES_MAX = 10_000
-DEBOUNCE_WAITS_MAX = 10  # multiples of the debounce time that the first message waits at most
-SINGLE_RUN_KINDS = frozenset(
-    {EnvelopeKind.DECISION, EnvelopeKind.DELEGATION, EnvelopeKind.JOB}
-)  # each gets its own run
-RESULT_KINDS = frozenset({EnvelopeKind.ANSWER, EnvelopeKind.NOTICE})
 
 
 class SlotLimits(Struct, frozen=True, kw_only=True):
@@ -51,67 +45,12 @@ class SlotStatus(Struct, frozen=True):
     waiting_lanes: Mapping[SessionId, LaneKind]
 
 
-class Batch(Struct, frozen=True):
-    """The next work of a lane: silent envelopes to record, and envelopes with the same batch key for the next run."""
-
-    silent: tuple[Envelope, ...]
-    envelopes: tuple[Envelope, ...]
-
-
-def batch_key(
-    envelope: Envelope,
-) -> tuple[tuple[str, ...], EnvelopeKind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
-    """Return the batch key of an envelope. Envelopes with equal keys may share a run.
-
-    The key consists of the sender, whether an answer is due, the run request and the lineage. For a result of delegated
-    work it also has the delegation, so that each result gets a separate batch.
-    """
-    context = envelope.context
-    owed = EnvelopeKind.SYSTEM if envelope.kind is EnvelopeKind.SYSTEM else needs_answer(envelope.kind)
-    about = envelope.reply_to if envelope.kind in RESULT_KINDS else None
-    who = str(envelope.sender), context.speaker, context.sender_name, context.username
-    return who, owed, context.request, context.lineage, about
-
-
-def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
-    """Split the due envelopes, in order, into those to record and those for the next run."""
-    silent = tuple(envelope for envelope in due if envelope.silent)
-    loud = [envelope for envelope in due if not envelope.silent]
-    if not loud:
-        return Batch(silent, ())
-    first = loud[0]
-    if first.kind in SINGLE_RUN_KINDS or queue.mode in (QueueMode.FOLLOWUP, QueueMode.STEER_BACKLOG):
-        return Batch(silent, (first,))
-    work: list[Envelope] = []
-    for envelope in loud:
-        if len(work) == BATCH_MAX or envelope.kind in SINGLE_RUN_KINDS or batch_key(envelope) != batch_key(first):
-            break
-        work.append(envelope)
-    return Batch(silent, tuple(work))
-
-
-def debounce_left_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -> float:
-    """Return how much longer a lane waits for more messages.
-
-    It waits until no message has arrived for the queue's debounce time. The first message never waits longer than
-    `DEBOUNCE_WAITS_MAX` debounce times.
-    """
-    if not queue.debounce_s:
-        return 0.0
-    loud = [envelope for envelope in due if not envelope.silent]
-    if not loud or any(envelope.kind is not EnvelopeKind.MESSAGE for envelope in loud):
-        return 0.0
-    times = [envelope.accepted_at for envelope in loud]
-    pause = timedelta(seconds=queue.debounce_s)
-    until = min(max(times) + pause, min(times) + DEBOUNCE_WAITS_MAX * pause)
-    return max(0.0, (until - now).total_seconds())
-
-
 class LaneQueue:
-    """The lanes that wait for a slot. Lanes of an agent are first in, first out; agents and lane kinds take turns.
+    """The lanes that wait for a slot.
 
-    The queue is limited in size. If a lane does not fit, it is dropped and `has_overflowed` is set. That is safe,
-    because the store still has the lane's envelopes.
+    The lanes of an agent are first in, first out. Free slots rotate among agents and lane kinds.
+    The queue is limited in size. If a lane does not fit, it is dropped and `has_overflowed` is set.
+    That is safe, because the store still has the lane's envelopes.
     """
 
     def __init__(
@@ -130,7 +69,7 @@ class LaneQueue:
         return len(self._waiting_sessions)
 
     def slot_status(self) -> SlotStatus:
-        """Return slot usage and the waiting lanes."""
+        """Return how many slots are in use, and which lanes wait for a slot."""
         waiting = (wakes for by_agent in self._waiting.values() for wakes in by_agent.values())
         return SlotStatus(
             slots={kind: (self._used[kind], self._limits.limit_for(kind)) for kind in LaneKind},
@@ -177,7 +116,7 @@ class LaneQueue:
         self._used_by_agent[agent] += 1
 
     def reserve_slot(self, agent: str, kind: LaneKind) -> bool:
-        """Take a slot before its lane is known, if no lane waits for that slot."""
+        """Take a slot before its lane is known. Returns False if a lane is waiting or no slot is free."""
         if self._waiting_sessions or self._used[kind] >= self._limits.limit_for(kind) or not self._has_free_slot(agent):
             return False
         self._use_slot(kind, agent)
@@ -190,7 +129,7 @@ class LaneQueue:
             del self._used_by_agent[agent]
 
     def is_contended(self, wake: LaneWake) -> bool:
-        """Whether another lane waits for this lane's slot. It has the same lane kind or the same agent."""
+        """Return whether another lane, of the same lane kind or the same agent, waits for this lane's slot."""
         if not self._waiting_sessions:
             return False
         for kind, by_agent in self._waiting.items():

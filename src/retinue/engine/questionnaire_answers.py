@@ -18,12 +18,7 @@ from retinue.engine.errors import (
     QuestionnaireRecipientGone,
 )
 from retinue.intake.accept import Wake, accept_in_transaction, check_draft
-from retinue.policy.questionnaires import (
-    decide_answer_trust,
-    drop_empty_answers,
-    find_invalid_answers,
-    format_answers,
-)
+from retinue.policy.questionnaires import decide_answer_trust, drop_empty_answers, find_invalid_answers, format_answers
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Transaction
 from retinue.store.runs import questionnaires

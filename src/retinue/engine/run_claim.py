@@ -38,9 +38,10 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.domain.ui_context import text_without_context
 from retinue.engine.context_reset import reset_if_due
-from retinue.engine.lanes import debounce_left_s, next_batch
+from retinue.engine.queue_modes import debounce_left_s, may_interrupt, next_batch
+from retinue.engine.run_cancel import cancel_for_newer
 from retinue.engine.run_context import ClaimedRun, NothingClaimed, RecordAppender, trust_of_envelopes
-from retinue.engine.run_finish import cancel_for_newer, close_run, may_interrupt
+from retinue.engine.run_finish import close_run
 from retinue.intake.accept import Wake, settle_and_notify
 from retinue.intake.background_jobs import get_runner
 from retinue.policy.limits.reset_policy import counts_as_activity
@@ -48,7 +49,7 @@ from retinue.runners import turn_input
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes
-from retinue.store.runs import approvals, budgets, delegating_agents, delegations, runs
+from retinue.store.runs import approvals, budget_reservations, delegating_agents, delegations, runs
 from retinue.store.runs.message_authors import list_speakers
 from retinue.store.runs.run_requesters import get_requesters
 from retinue.store.sessions import records, sessions
@@ -79,10 +80,10 @@ def claim_lane(
     crashed: bool = True,
     owned_runs: Container[RunId] = (),
 ) -> ClaimedRun | NothingClaimed:
-    """Claim the next work of this lane.
+    """Claim the next batch of a lane, or resume the lane's open run.
 
-    `crashed` means that an open run, if there is one, lost its worker in a crash. Runs in `owned_runs` have a worker in
-    this process.
+    `crashed` is False if the open run lost its worker because of a store error, not a crash. A run
+    in `owned_runs` has a worker in this process, so it is not resumed.
     """
     tx = Transaction(conn, now_ms)
     session = sessions.get(conn, session_id)
@@ -262,7 +263,8 @@ def _start_run(
 def _effective_lineage(tx: Transaction, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
     """Return the delegation lineage that limits the run in addition to its agent's settings.
 
-    The rules of the agents that delegated to a subagent always apply to it, even if another sender writes to it.
+    The rules of the agents that delegated to a subagent always apply to the subagent, even if
+    another sender writes to it.
     """
     lineage = _inherited_lineage(tx, session, first, run_id)
     if session.origin.kind not in SPAWNED_ORIGINS or first.id == session.origin.key:
@@ -276,8 +278,8 @@ def _effective_lineage(tx: Transaction, session: Session, first: Envelope, run_i
 def _inherited_lineage(tx: Transaction, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
     """Return the lineage of the run that caused this run, or None.
 
-    The other run delegated the work, or did work that this session had delegated. Its limits apply
-    to this run too.
+    The causing run delegated the work, or did work that this session had delegated. Its limits
+    apply to this run too.
     """
     if first.context.lineage is not None:
         return first.context.lineage
@@ -310,7 +312,7 @@ def _lane_of(session: Session, first: Envelope) -> LaneKind:
 
 
 def first_model_step(run: Run, agent: Agent) -> Step:
-    """Return the intent of the run's first model call."""
+    """Return the step of the run's first model call, to be stored before the call."""
     return Step(run=run.id, turn=0, index=0, kind=StepKind.MODEL, hash=agent.model[:32])
 
 
@@ -346,7 +348,11 @@ def _expiry_reason(tx: Transaction, agent: Agent, envelope: Envelope, settings: 
 
 
 def _close_lane(tx: Transaction, session: Session, run: Run | None, *, because: str, text: str) -> NothingClaimed:
-    """Settle the due envelopes of a deleted agent or session, up to a limit per commit."""
+    """Refuse the due envelopes of a deleted agent or session, and end its open run.
+
+    One commit refuses at most `CLOSED_PER_COMMIT_MAX` envelopes. If more may be due, the result says
+    so with `look_again`.
+    """
     wakes: list[Wake] = []
     if run is not None:
         wakes += close_run(
@@ -435,7 +441,7 @@ def _set_wakefulness(tx: Transaction, session: Session, wakefulness: SessionActi
 def _resume_interrupted(
     tx: Transaction, session: Session, agent: Agent, run: Run, *, crashed: bool
 ) -> ClaimedRun | NothingClaimed:
-    """Resume a run that lost its worker from its last closed step, or close the run if it must not be retried."""
+    """Resume a run whose worker was lost, after its last closed step. Close the run if it must not be retried."""
     is_job = session.origin.kind is OriginKind.BACKGROUND  # a background job is never started twice
     if agent.crash_policy is CrashPolicy.AT_MOST_ONCE or is_job:
         what = "The server stopped" if crashed else "The store failed"
@@ -466,7 +472,7 @@ def _resume_interrupted(
     if crashed:
         envelopes.increment_attempts(tx.conn, run.id)
     # A model call without a stored reply may have been billed.
-    budgets.charge_interrupted_calls(tx.conn, run.id)
+    budget_reservations.charge_interrupted_calls(tx.conn, run.id)
     asked = [_approval_as_seen_by_run(approval) for approval in approvals.list_of_run(tx.conn, run.id)]
     return _resume(tx, session, agent, run, asked, attempt=run.attempt + 1 if crashed else run.attempt, cause="a stop")
 
@@ -526,7 +532,7 @@ def _resume(
 
 
 def _stored_calls(conn: sa.Connection, held: tuple[Envelope, ...]) -> tuple[tuple[Call, ...], tuple[Approval, ...]]:
-    """Return the stored calls that a run performs first after a late decision, and the approval of these calls."""
+    """Return the calls that a late decision allowed, which the run performs first, and their approval."""
     for envelope in held:
         if envelope.kind is EnvelopeKind.DECISION:
             approval = approvals.get(conn, envelope.context.approval)

@@ -23,7 +23,7 @@ from retinue.store.core.transaction import Transaction
 
 
 class ClaimedRun(Struct, frozen=True, kw_only=True):
-    """A run that this worker has claimed, as the claiming commit left it. The claim is valid for one epoch."""
+    """A run that a worker has claimed, as the claiming commit left it. The claim is valid for one epoch."""
 
     run: Run
     session: Session
@@ -48,9 +48,10 @@ class ClaimedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def acting_agent(self) -> Agent:
-        """The agent as which the run acts.
+        """The agent in whose name the run acts.
 
-        A subagent acts as the agent that delegated first, with the directories of that agent only.
+        A subagent acts for the first agent in its chain of delegations, with the directories of
+        that agent only.
         """
         lineage = self.run.lineage
         if lineage is None or self.session.origin.kind not in SPAWNED_ORIGINS:
@@ -61,8 +62,8 @@ class ClaimedRun(Struct, frozen=True, kw_only=True):
 class NothingClaimed(Struct, frozen=True):
     """The result of a claim that found no batch to run.
 
-    `look_again` means that something was closed, so more work may be due. `retry_after_s` is the time until debounced
-    envelopes are due, unless more envelopes arrive.
+    `look_again` means that the claim closed a run or settled envelopes, so more work may be due.
+    `retry_after_s` is the time until debounced envelopes are due, unless more envelopes arrive.
     """
 
     wakes: tuple[Wake, ...] = ()
@@ -99,8 +100,8 @@ class RecordAppender(Struct):
 def trust_of_envelopes(envelopes: Iterable[Envelope]) -> Trust:
     """Return the trust of a turn that consists of these envelopes: the least trust of any of them.
 
-    The text of a decision is written by the server and quotes the request. Approving a call does not make its text the
-    approver's own, so a decision is at most `private`.
+    The server writes the text of a decision, and quotes the agent's request in it. The approver did
+    not write the quoted text, so a decision is at most `private`.
     """
     return least_trust(
         least_trust((envelope.trust, Trust.PRIVATE)) if envelope.kind is EnvelopeKind.DECISION else envelope.trust

@@ -22,10 +22,10 @@ from retinue.domain.envelope import (
 )
 from retinue.domain.event import EventKind
 from retinue.domain.heartbeat import OK_TOKEN, remove_token
-from retinue.domain.ids import EnvelopeId, RunId, SessionId, derive_id
+from retinue.domain.ids import EnvelopeId, RunId, derive_id
 from retinue.domain.record import ContextStart, Note, RecordKind, Reply, StopReason
 from retinue.domain.run import Run, RunStatus
-from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, SessionActivity, lane_kind_of
+from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, SessionActivity
 from retinue.domain.storable_text import make_storable, truncate_bytes
 from retinue.domain.tool import ToolResult
 from retinue.engine import heartbeats, session_exchange
@@ -36,15 +36,13 @@ from retinue.engine.step_writer import PendingWrite, budget_warnings, write_pend
 from retinue.intake import background_jobs
 from retinue.intake.accept import (
     DELEGATION_KINDS,
-    LaneWake,
     TimerWake,
     Wake,
     accept_in_transaction,
     notify_sender,
     notify_webhook,
-    settle_and_notify,
 )
-from retinue.intake.delegations import cancel_external_requests, end_delegation, is_reported, is_silent
+from retinue.intake.delegation_end import cancel_external_requests, end_delegation, is_reported, is_silent
 from retinue.intake.routing import NO_ANSWER, get_answer_address, get_session_address
 from retinue.intake.subagent_results import format_result
 from retinue.outbox.external_agent_delivery import get_unsolicited_recipient
@@ -52,15 +50,11 @@ from retinue.policy.limits.reset_policy import counts_as_activity
 from retinue.runners.base import RunAnswer
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes
-from retinue.store.runs import approvals, budgets, delegations, runs
+from retinue.store.runs import approvals, budget_reservations, delegations, runs
 from retinue.store.sessions import records, sessions
 
-CLEARED_MAX = 1000
-CHILDREN_MAX = 1000
-DECISIONS_MAX = 50
 EMPTY_ANSWER = "(The model ended without an answer.)"
 SILENT_ANSWER = "(Done, without an answer.)"
-NEWER_ENVELOPE = "a newer message arrived"
 CONTEXT_TOO_LARGE = "the context no longer fits the model's window, and could not be compacted"
 
 
@@ -169,7 +163,7 @@ def finish_run(
 def _build_answer(
     tx: Transaction, claim: ClaimedRun, answerable_envelopes: Sequence[Envelope], result: RunAnswer
 ) -> EnvelopeDraft | None:
-    """Return the answer and its recipient: the sender, the delegating agent, or the person behind the session."""
+    """Return the run's answer, addressed to the sender, the delegating agent or the session's person, or None."""
     silent, delegation = False, None
     if claim.envelopes and claim.envelopes[0].context.exchange is not None:
         return session_exchange.next_envelope(tx, claim, result)
@@ -233,16 +227,16 @@ def _build_answer(
 
 
 def _lineage_context(claim: ClaimedRun, to: address.Address) -> EnvelopeContext:
-    """Return a context with the run's lineage if the recipient is an agent, which continues the same work."""
+    """Return a context with the run's lineage if the recipient is an agent, because its run continues the work."""
     if claim.run.lineage is None or to.kind is not address.AddressKind.AGENT:
         return NO_CONTEXT
     return EnvelopeContext(lineage=claim.run.lineage)
 
 
 def _answer_kind(tx: Transaction, envelope: Envelope) -> EnvelopeKind:
-    """Return the kind of envelope that the answer is for.
+    """Return the kind of the envelope that the run answers.
 
-    For a late decision, use the envelope whose run asked for it.
+    For a late decision, return the kind of the envelope whose run requested the decision.
     """
     if envelope.kind is not EnvelopeKind.DECISION:
         return envelope.kind
@@ -253,7 +247,7 @@ def _answer_kind(tx: Transaction, envelope: Envelope) -> EnvelopeKind:
 
 
 def _report_address(tx: Transaction, claim: ClaimedRun) -> tuple[address.Address | None, EnvelopeId | None]:
-    """Return the address for a report on delegated work, and the envelope that the report replies to.
+    """Return the address for a report on delegated work, and the envelope to which the report replies.
 
     The report goes to the person whose message started the work.
     """
@@ -298,7 +292,7 @@ def _scheduled_answer(
 def fail_run(
     conn: sa.Connection, *, claim: ClaimedRun, pending: Sequence[PendingWrite], now_ms: int, error: str, text: str
 ) -> tuple[Wake, ...]:
-    """End a failed run. Its envelopes become dead letters, and the person gets the reason."""
+    """End a failed run. Its envelopes become dead letters, and their senders get the reason."""
     tx = Transaction(conn, now_ms)
     session = _write_last_records(tx, claim, pending)
     wakes = close_run(
@@ -346,8 +340,8 @@ def close_run(
 ) -> tuple[Wake, ...]:
     """End an open run without an answer: every open call gets a result, and every envelope an outcome.
 
-    Raises the epoch, so that a worker that still has the run can no longer write. The `unfinished` text of a reply that
-    is not stored yet is kept.
+    Raises the epoch, so that a worker that still has the run can no longer write. If a reply was
+    still streaming, its text in `unfinished` is stored as a cut-off reply.
     """
     conn = tx.conn
     held = envelopes.list_held(conn, run.id)
@@ -374,7 +368,7 @@ def close_run(
     )
     records.add(conn, append.records)
     runs.interrupt_open_steps(conn, run.id, at_ms=tx.at_ms)
-    budgets.charge_interrupted_calls(conn, run.id)
+    budget_reservations.charge_interrupted_calls(conn, run.id)
     cancel_external_requests(tx, run.id)
     approvals.close_of_run(conn, run.id, at_ms=tx.at_ms)
     delegations.release_of_run(conn, run.id)
@@ -400,7 +394,10 @@ def close_run(
 def _notify_senders(
     tx: Transaction, session: Session, run: Run, envelopes_held: Sequence[Envelope], outcome: Outcome, text: str
 ) -> tuple[Wake, ...]:
-    """Notify each sender of the run's envelopes once, including senders whose envelopes joined the run."""
+    """Send the outcome of a run to each sender whose envelopes it processed, once for each sender.
+
+    This includes senders of envelopes that were added while the run was active.
+    """
     newest: dict[address.Address, Envelope] = {}
     for envelope in envelopes_held:
         sender = run.sender if envelope.kind is EnvelopeKind.DECISION else envelope.sender
@@ -426,190 +423,4 @@ def interrupted_result(call: str, tool: str) -> ToolResult:
         tool=tool,
         output="Interrupted: this call may or may not have taken effect. Check before you repeat it.",
         failed=True,
-    )
-
-
-class CancelResult(Struct, frozen=True):
-    """The effects of a cancellation: the runs it ended, their sessions, and how many due envelopes it cancelled."""
-
-    runs: tuple[RunId, ...]
-    sessions: tuple[SessionId, ...]
-    cleared_envelopes: int
-    wakes: tuple[Wake, ...]
-
-
-NOTHING_CANCELLED = CancelResult((), (), 0, ())
-
-
-def cancel_runs(
-    conn: sa.Connection,
-    *,
-    session_id: str,
-    by: str,
-    reason: str,
-    now_ms: int,
-    clear_due: bool = False,
-    only_for_newer: bool = False,
-    reset: str | None = None,
-    unfinished: Mapping[RunId, UnfinishedReply] = NO_UNFINISHED_REPLIES,
-) -> CancelResult:
-    """End the open runs of a session and of every session below it. Scheduled envelopes stay.
-
-    With `only_for_newer`, nothing happens unless a newer envelope is due (queue mode interrupt). With `reset`, the
-    context is also reset.
-    """
-    tx = Transaction(conn, now_ms)
-    if only_for_newer and not _is_newer_due(tx, session_id):
-        tx.close()
-        return NOTHING_CANCELLED
-    done = cancel_runs_in(
-        tx,
-        session_id,
-        by=by,
-        reason=reason,
-        clear_due=clear_due,
-        only_for_newer=only_for_newer,
-        reset=reset,
-        unfinished=unfinished,
-    )
-    tx.close()
-    return done
-
-
-def cancel_runs_in(
-    tx: Transaction,
-    session_id: str,
-    *,
-    by: str,
-    reason: str,
-    clear_due: bool = False,
-    only_for_newer: bool = False,
-    reset: str | None = None,
-    unfinished: Mapping[RunId, UnfinishedReply] = NO_UNFINISHED_REPLIES,
-) -> CancelResult:
-    """End runs like `cancel_runs`, within an open transaction."""
-    conn = tx.conn
-    ended: list[RunId] = []
-    lanes: list[SessionId] = []
-    wakes: list[Wake] = []
-    cleared = 0
-    below = [session_id]
-    for id_ in below:  # grows as children are found; each session has one parent, so the loop ends
-        session = sessions.get(conn, id_)
-        if session is None:
-            continue
-        run = runs.get_open(conn, id_)
-        if id_ != session_id:  # the person who cancels needs no notice for each subagent
-            delegations.silence_session(conn, id_)
-        if run is not None:
-            wakes += _cancel_run(tx, session, run, by=by, reason=reason, unfinished=unfinished.get(run.id))
-            ended.append(run.id)
-            lanes.append(session.id)
-        if not only_for_newer:
-            # Also approvals that an earlier run requested and did not wait for.
-            approvals.close_in_session(conn, session.id, at_ms=tx.at_ms)
-        if clear_due or (id_ != session_id and not only_for_newer):
-            # A subagent that still waits for a slot is stopped like the others.
-            counted, cancel_wakes = _cancel_due(tx, session, by=by, reason=reason, only_delegations=not clear_due)
-            cleared += counted
-            wakes += cancel_wakes
-        if len(below) < CHILDREN_MAX:
-            below += [child.id for child in sessions.list_children(conn, id_, limit=CHILDREN_MAX - len(below))]
-    if reset is not None:
-        mark_reset(tx, session_id, reset, because=f"requested by {by}: {reason}")
-    return CancelResult(tuple(ended), tuple(lanes), cleared, tuple(wakes))
-
-
-def cancel_for_newer(tx: Transaction, session: Session, run: Run) -> tuple[Wake, ...]:
-    """Cancel a run without a worker because a newer envelope is due (queue mode interrupt)."""
-    return _cancel_run(tx, session, run, by="server", reason=NEWER_ENVELOPE)
-
-
-def _cancel_run(
-    tx: Transaction, session: Session, run: Run, *, by: str, reason: str, unfinished: UnfinishedReply | None = None
-) -> tuple[Wake, ...]:
-    because = f"cancelled by {by}: {reason}"
-    text = f"Stopped: {reason}."
-    note = f"This run was cancelled by {by}: {reason}."
-    wakes = list(
-        close_run(
-            tx,
-            session,
-            run,
-            RunStatus.CANCELLED,
-            Outcome.CANCELLED,
-            because=because,
-            text=text,
-            note=note,
-            unfinished=unfinished,
-        )
-    )
-    # A decision for this run has no recipient now, and must not start its calls after a stop.
-    for envelope in envelopes.list_due(tx.conn, session.id, tx.at_ms, limit=DECISIONS_MAX):  # decisions sort first
-        if envelope.kind is EnvelopeKind.DECISION and _is_decision_for(tx, envelope, run):
-            wakes += settle_and_notify(tx, envelope, Outcome.CANCELLED, because=because, text=text, session=session)
-    # The lane is checked once more: it runs what is due, or the session goes to sleep.
-    return (*wakes, LaneWake(session.id, session.agent, lane_kind_of(session.origin.kind), starts_run=False))
-
-
-def _is_decision_for(tx: Transaction, decision: Envelope, run: Run) -> bool:
-    approval = approvals.get(tx.conn, decision.context.approval)
-    return approval is not None and approval.run == run.id and not approval.is_released
-
-
-def may_interrupt(envelope: Envelope) -> bool:
-    """Whether an envelope of this kind may interrupt a run. Decisions, answers and notices may not."""
-    asks = not envelope.silent and envelope.kind in (EnvelopeKind.MESSAGE, EnvelopeKind.SYSTEM)
-    return asks and envelope.context.when_busy is None
-
-
-def _is_newer_due(tx: Transaction, session_id: str) -> bool:
-    """Whether an envelope is due that arrived after the open run started."""
-    run = runs.get_open(tx.conn, session_id)
-    if run is None:
-        return False
-    last_seq = max((e.seq for e in envelopes.list_held(tx.conn, run.id)), default=0)
-    due = envelopes.list_due(tx.conn, session_id, tx.at_ms, limit=CLEARED_MAX)
-    return any(may_interrupt(e) and (e.due_at, e.seq) > (run.started_at, last_seq) for e in due)
-
-
-def _cancel_due(
-    tx: Transaction, session: Session, *, by: str, reason: str, only_delegations: bool = False
-) -> tuple[int, list[Wake]]:
-    """Cancel due envelopes, or only due delegations. Returns their number and the wake-ups."""
-    wakes: list[Wake] = []
-    cleared = 0
-    for envelope in envelopes.list_due(tx.conn, session.id, tx.at_ms, limit=CLEARED_MAX):
-        if envelope.sender.kind is address.AddressKind.SCHEDULE or envelope.deliver_at is not None or envelope.silent:
-            continue
-        if only_delegations and envelope.kind is not EnvelopeKind.DELEGATION:
-            continue
-        because = f"cancelled by {by}: {reason}"
-        wakes += settle_and_notify(
-            tx,
-            envelope,
-            Outcome.CANCELLED,
-            because=because,
-            text=f"Stopped before it was processed: {reason}.",
-            session=session,
-        )
-        cleared += 1
-    return cleared, wakes
-
-
-def mark_reset(tx: Transaction, session_id: str, message: str = "", *, because: str) -> None:
-    """Reset the context here. The new context starts with `message`. Earlier records stay in the history."""
-    session = sessions.get(tx.conn, session_id)
-    if session is None:
-        return
-    append = RecordAppender(session, tx)
-    mark = append.add(ContextStart(text=message, because=because), kind=RecordKind.RESET)
-    records.add(tx.conn, append.records)
-    sessions.reset_context(tx.conn, session_id, mark.seq, at_ms=tx.at_ms)
-    tx.emit(
-        EventKind.SESSION_RESET,
-        session=session_id,
-        record_seq=mark.seq,
-        revision=session.revision + 1,
-        because=because,
     )

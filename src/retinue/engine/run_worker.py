@@ -47,7 +47,10 @@ from retinue.store.sessions import records, sessions
 log = logging.getLogger(__name__)
 
 SynthesizeVoice = Callable[[str, bool], Awaitable[tuple[str, Attachment | None]]]
-"""Takes an answer, and whether it answers a voice message. Returns the text to show, and a voice message or None."""
+"""Makes a voice message from an answer. The second argument is whether the answer is to a voice message.
+
+Returns the text to show, and the voice message or None.
+"""
 
 
 class RunEnd(Struct, frozen=True):
@@ -141,7 +144,10 @@ class RunWorker:
             )
 
     async def _read_run_records(self, claim: ClaimedRun) -> list[Record] | None:
-        """Read the run's records from the store if a compaction before an interruption removed some of them."""
+        """Return the records of a resumed run from the store, if a compaction removed some of them from the context.
+
+        Otherwise returns None.
+        """
         if claim.new_records or claim.run.first_seq >= claim.session.context_start_seq:
             return None
         session, first, last = claim.session.id, claim.run.first_seq, claim.session.record_seq
@@ -230,18 +236,20 @@ class RunWorker:
             self._claim_settings.defaults(),
             claim.acting_agent,
         )
-        ground = home if acting is claim.agent else self._agent_directory_of(acting.name)
+        acting_home = home if acting is claim.agent else self._agent_directory_of(acting.name)
         assignment = RunAssignment(
             agent=claim.agent,
             session=claim.session,
             agent_directory=home,
-            workspace_directory=ensure_workspace(defaults.workspace_of(acting, ground), agent_directory=ground),
+            workspace_directory=ensure_workspace(
+                defaults.workspace_of(acting, acting_home), agent_directory=acting_home
+            ),
             delegating_agents=claim.delegating_agents,
             speakers=claim.speakers,
             requesters=claim.requesters,
-            acting_agent=acting if ground is not home else None,
-            acting_directory=ground if ground is not home else None,
-            instructions_directory=defaults.workspace_of(claim.agent, home) if ground is not home else None,
+            acting_agent=acting if acting_home is not home else None,
+            acting_directory=acting_home if acting_home is not home else None,
+            instructions_directory=defaults.workspace_of(claim.agent, home) if acting_home is not home else None,
             stored_calls=claim.stored_calls,
             request=_request_of(claim),
             display=claim.display,

@@ -1,6 +1,6 @@
 """The scheduler: sends the envelope of a due occurrence, or records why it was skipped.
 
-Gates run before any model call.
+If a schedule has a gate, the command of the gate runs before any model call.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from retinue.domain.session import Origin, OriginKind, Session, SessionActivity,
 from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
+from retinue.engine.context_reset import mark_reset
 from retinue.engine.heartbeats import no_checklist_reader, skip_reason
-from retinue.engine.run_finish import mark_reset
 from retinue.intake.accept import ChannelWake, LaneWake, TimerWake, Wake, accept_in_transaction
 from retinue.intake.routing import OWNER
 from retinue.store.agents import agents
@@ -64,7 +64,7 @@ STORE_RETRY_S = 1.0
 
 
 async def no_gate_runner(schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
-    """Refuse every gate. For servers that cannot run commands."""
+    """Refuse every gate. The default for a scheduler that cannot run commands."""
     return GateResult(is_open=False, because="this server cannot run its gate")
 
 
@@ -89,7 +89,10 @@ class FiredOccurrences(Struct, frozen=True):
 
 
 class Scheduler:
-    """Fires due schedules when the alarm asks for it. All state except running gates is in the store."""
+    """Sends or skips due occurrences when the engine's alarm requests it.
+
+    All state except running gates is in the store.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class Scheduler:
         self._gate_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Queue gates again that a crash interrupted, and apply the owner's time zone to schedules without one."""
+        """Queue gates again that a crash interrupted, and set the owner's zone for schedules without a time zone."""
         if not await self._store.read(schedules.count):
             return
         await self._store.write(schedules.reset_gates, point="clock")
@@ -123,7 +126,7 @@ class Scheduler:
             after = await self._store.write(body, point="clock")
 
     async def fire_due(self) -> None:
-        """Fire due occurrences, up to a limit per commit."""
+        """Release or skip due occurrences, up to a limit per commit, and start their gates."""
         body = partial(fire_due, now_ms=self._now_ms())
         struck = await self._store.write(body, point="strike")
         self._wake(struck.wakes)
@@ -176,7 +179,7 @@ def _set_owner_zone(conn: sa.Connection, *, zone: ZoneInfo, after: str, now_ms: 
 
 
 def fire_due(conn: sa.Connection, *, now_ms: int) -> FiredOccurrences:
-    """Release or skip due occurrences in one commit, or mark them as waiting for their gate."""
+    """Release or skip due occurrences in one commit, or prepare their gates."""
     tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []
     gates: list[GateRequest] = []
@@ -202,7 +205,7 @@ def fire_due(conn: sa.Connection, *, now_ms: int) -> FiredOccurrences:
 def apply_gate_result(
     conn: sa.Connection, *, occurrence: Occurrence, result: GateResult, now_ms: int
 ) -> tuple[Wake, ...]:
-    """Apply the result of a gate. Does nothing if its occurrence was withdrawn while the gate ran."""
+    """Apply the result of a gate. Does nothing if the occurrence was withdrawn while the gate ran."""
     tx = Transaction(conn, now_ms)
     current = schedules.get_occurrence_of_envelope(conn, occurrence.envelope or "")
     kept = schedules.get(conn, occurrence.schedule)
@@ -233,7 +236,10 @@ def _skip_reason(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence
 
 
 def overlap_reason(conn: sa.Connection, schedule: str) -> str:
-    """Return why a schedule cannot fire now, or an empty string. It cannot while one of its occurrences is active."""
+    """Return why an occurrence of a schedule must be skipped now, or an empty string.
+
+    It is skipped while an earlier occurrence is still active.
+    """
     other = schedules.get_running_occurrence(conn, schedule)
     if other is None:
         return ""
@@ -250,9 +256,9 @@ def _skip_occurrence(
 
 
 def _prepare_gate(tx: Transaction, schedule: Schedule, occurrence: Occurrence) -> GateRequest | tuple[Wake, ...]:
-    """Return the gate to run for an occurrence.
+    """Return the gate to run for an occurrence, or the wake-ups if the recipient is gone.
 
-    It runs in the agent's session, with the grants of that session only.
+    The gate runs in the agent's session for this occurrence, with the grants of that session only.
     """
     to = schedule.to if schedule.to.kind is AddressKind.AGENT else address.agent_address(schedule.owner.name)
     found = _find_session(tx, replace(schedule, to=to), occurrence)

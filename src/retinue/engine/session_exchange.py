@@ -1,7 +1,8 @@
 """Conducts an exchange between two sessions, after one wrote to the other with `sessions_send`.
 
-The first answer goes back to the sender. After that each reply goes to the other session, up to a maximum, until a
-session has nothing more to say. Then the recipient reports to the person of its session.
+The first answer goes back to the sender. After that each reply goes to the other session, up to a
+maximum, until a session has nothing more to say. Then the session that received the first message
+reports to its person.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ REPORT_TEXT_BYTES_MAX = 8_192  # bytes of each of the three texts in a report re
 
 
 def exchange_turns_max(tx: Transaction, delegation: Delegation) -> int:
-    """Return how many replies the exchange may have. A session that writes to itself may have no replies."""
+    """Return how many replies the exchange may have. The result is 0 if a session writes to itself."""
     asker = agents.find(tx.conn, delegation.agent)
     apart = delegation.target_session is not None and delegation.target_session != delegation.session
     return asker.delegation.exchanges_max if asker is not None and apart else 0
 
 
 def first_answer_context(tx: Transaction, delegation: Delegation) -> EnvelopeContext:
-    """Return the context of a first answer for which no call waits. The session that reads it takes the first turn."""
+    """Return the context for the first answer of an exchange.
+
+    If no call waits for this answer, the session that reads it takes the first turn of the
+    exchange.
+    """
     if delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None:
         return NO_CONTEXT
     most = exchange_turns_max(tx, delegation)
@@ -54,7 +59,7 @@ def first_answer_context(tx: Transaction, delegation: Delegation) -> EnvelopeCon
 def start_exchange(tx: Transaction, delegation: Delegation, answer: Envelope) -> EnvelopeDraft | None:
     """Start the exchange after a waiting call took the first answer.
 
-    The exchange continues while the run of that call goes on.
+    The run of that call does not wait for the exchange.
     """
     if envelopes.get(tx.conn, _turn_envelope_id(delegation, 1)) is not None or delegation.target_session is None:
         return None
@@ -67,7 +72,7 @@ def start_exchange(tx: Transaction, delegation: Delegation, answer: Envelope) ->
 
 
 def report_without_exchange(tx: Transaction, delegation: Delegation, answer: EnvelopeDraft) -> EnvelopeDraft | None:
-    """Return the report request if the exchange ends with the first answer, or None."""
+    """Return the report request if the first answer ends the exchange. Otherwise return None."""
     waited = delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None
     if waited or answer.context.exchange is not None:
         return None
@@ -97,7 +102,7 @@ def build_report_request(
 ) -> EnvelopeDraft | None:
     """Return the request to report the exchange to the person of the recipient's session, if there is one.
 
-    Only one request is made, although the call that took the answer may be repeated.
+    Each exchange has only one request, even if the call that took the answer is repeated.
     """
     id_ = EnvelopeId(derive_id(delegation.id, "announce"))
     there = sessions.get(tx.conn, delegation.target_session) if delegation.target_session is not None else None

@@ -43,10 +43,11 @@ from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.domain.ui_context import context_line
-from retinue.engine import agent_switch, approval_commands, session_commands, status_commands
+from retinue.engine import agent_switch, approval_commands, session_setting_commands, status_commands
 from retinue.engine.directives import apply_directives
-from retinue.engine.run_finish import NOTHING_CANCELLED, CancelResult, UnfinishedReply, cancel_runs_in
-from retinue.engine.session_commands import AvailableOptions
+from retinue.engine.run_cancel import NOTHING_CANCELLED, CancelResult, cancel_runs_in
+from retinue.engine.run_finish import UnfinishedReply
+from retinue.engine.session_setting_commands import AvailableOptions
 from retinue.engine.skill_commands import SkillCommandRequest, find_skill_request, skill_not_found_text
 from retinue.intake.accept import (
     Wake,
@@ -77,7 +78,7 @@ ListSkillCommands = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCo
 
 
 async def no_skill_commands(_agent: Agent, _session: Session | None) -> Sequence[SkillCommand]:
-    """Return no skill commands. For servers that have no skills."""
+    """Return no skill commands. The default for a server without skills."""
     return ()
 
 
@@ -106,7 +107,7 @@ class _CommandReply(Struct):
 
 
 class _CommandContext(Struct, frozen=True, kw_only=True):
-    """Everything that the execution of one command needs."""
+    """The data with which one slash command is executed, such as the session, the agent and the message."""
 
     tx: Transaction
     draft: EnvelopeDraft
@@ -228,7 +229,10 @@ def _with_skill_request(draft: EnvelopeDraft, skill: SkillCommandRequest) -> Env
 
 
 def _shortcut_draft(draft: EnvelopeDraft, command: SlashCommand) -> EnvelopeDraft:
-    """Return a shortcut inside other text as a separate draft. A redelivered message gets the same draft id."""
+    """Return a command that was found inside other text, such as /status, as a separate draft.
+
+    A redelivered message gets the same draft id.
+    """
     id_ = derive_id(f"{draft.source}\n{draft.idempotency_key}", command.word)
     return replace(draft, id=EnvelopeId(id_), idempotency_key=id_, text=command.raw, attachments=())
 
@@ -356,7 +360,7 @@ def _receipt(tx: Transaction, draft: EnvelopeDraft, session: Session, outcome: O
 
 
 def _execute_command(command: SlashCommand, command_context: _CommandContext) -> _CommandReply:
-    page, session, agent, choices, rest = (
+    tx, session, agent, choices, rest = (
         command_context.tx,
         command_context.session,
         command_context.agent,
@@ -370,39 +374,39 @@ def _execute_command(command: SlashCommand, command_context: _CommandContext) ->
             return _CommandReply("\n".join(format_help(command_context.inputs.skills)))
         case CommandName.STATUS:
             return _CommandReply(
-                status_commands.status_text(
-                    page, session, agent, command_context.zone, choices, command_context.settings
-                )
+                status_commands.status_text(tx, session, agent, command_context.zone, choices, command_context.settings)
             )
         case CommandName.WHOAMI:
             return _CommandReply(status_commands.whoami_text(command_context.draft, agent))
         case CommandName.CONTEXT:
             return _CommandReply(
-                status_commands.context_text(page, rest, session, agent, choices, command_context.inputs.prompt_parts)
+                status_commands.context_text(tx, rest, session, agent, choices, command_context.inputs.prompt_parts)
             )
         case CommandName.USAGE if not rest:
-            return _CommandReply(status_commands.usage_text(page, session, agent, choices))
+            return _CommandReply(status_commands.usage_text(tx, session, agent, choices))
         case CommandName.AGENTS:
-            return _CommandReply(status_commands.agents_text(page, agent))
+            return _CommandReply(status_commands.agents_text(tx, agent))
         case CommandName.MODEL:
-            return _CommandReply(session_commands.set_model(page, rest, session, agent, choices))
+            return _CommandReply(session_setting_commands.set_model(tx, rest, session, agent, choices))
         case CommandName.THINK:
-            return _CommandReply(session_commands.set_effort(page, rest, session, agent, choices))
+            return _CommandReply(session_setting_commands.set_effort(tx, rest, session, agent, choices))
         case CommandName.VERBOSE | CommandName.REASONING | CommandName.ELEVATED | CommandName.USAGE as name:
             return _CommandReply(
-                session_commands.set_display(
-                    page, name, rest, session, agent, choices, trust=command_context.draft.trust
+                session_setting_commands.set_display(
+                    tx, name, rest, session, agent, choices, trust=command_context.draft.trust
                 )
             )
         case CommandName.QUEUE:
-            return _CommandReply(session_commands.set_queue(page, rest, session, agent))
+            return _CommandReply(session_setting_commands.set_queue(tx, rest, session, agent))
         case CommandName.SEND:
-            return _CommandReply(session_commands.set_sending(page, rest, session, trust=command_context.draft.trust))
+            return _CommandReply(
+                session_setting_commands.set_sending(tx, rest, session, trust=command_context.draft.trust)
+            )
         case CommandName.COMPACT:
             return _execute_compact(command, command_context)
         case CommandName.STOP | CommandName.ABORT:
             done = cancel_runs_in(
-                page,
+                tx,
                 session.id,
                 by=str(command_context.draft.sender),
                 reason=f"/{command.word}",
@@ -411,27 +415,27 @@ def _execute_command(command: SlashCommand, command_context: _CommandContext) ->
             )
             return _CommandReply(status_commands.stopped_text(done, session.id), done)
         case CommandName.RESET:
-            done = cancel_runs_in(page, session.id, by=str(command_context.draft.sender), reason="/reset", reset=rest)
+            done = cancel_runs_in(tx, session.id, by=str(command_context.draft.sender), reason="/reset", reset=rest)
             kept = " Your text is kept in it." if rest else ""
             return _CommandReply(f"The context was reset.{kept}", done)
         case CommandName.NEW:
             return _execute_new(command, command_context)
         case CommandName.APPROVE if command_context.numbered_answer is not None:
             text, wakes = approval_commands.answer_by_number(
-                page,
+                tx,
                 command_context.draft,
                 command_context.numbered_answer,
-                principal=_principal_of(page, command_context.draft),
+                principal=_principal_of(tx, command_context.draft),
             )
             return _CommandReply(text, wakes=list(wakes))
         case CommandName.ALLOW | CommandName.APPROVE | CommandName.DENY as name:
             text, wakes = approval_commands.answer_by_command(
-                page, command_context.draft, name, rest, session, principal=_principal_of(page, command_context.draft)
+                tx, command_context.draft, name, rest, session, principal=_principal_of(tx, command_context.draft)
             )
             return _CommandReply(text, wakes=list(wakes))
         case CommandName.SWITCH:
             went = agent_switch.switch_agent(
-                page, command_context.draft, rest, session, agent, principal=_principal_of(page, command_context.draft)
+                tx, command_context.draft, rest, session, agent, principal=_principal_of(tx, command_context.draft)
             )
             return _CommandReply(went.text, wakes=list(went.wakes))
         case CommandName.SKILL:
@@ -445,9 +449,9 @@ def _execute_new(command: SlashCommand, command_context: _CommandContext) -> _Co
 
     If there is no text, the agent greets the person if the settings say so.
     """
-    page, draft, session = command_context.tx, command_context.draft, command_context.session
+    tx, draft, session = command_context.tx, command_context.draft, command_context.session
     done = _CommandReply(
-        "The context was reset.", cancel_runs_in(page, session.id, by=str(draft.sender), reason="/new", reset="")
+        "The context was reset.", cancel_runs_in(tx, session.id, by=str(draft.sender), reason="/new", reset="")
     )
     words = command.arguments
     word, *behind = words.split(None, 1) or ("",)
@@ -459,7 +463,7 @@ def _execute_new(command: SlashCommand, command_context: _CommandContext) -> _Co
         else None
     )
     if chosen is not None:
-        sessions.set_model_choice(page.conn, session.id, chosen)
+        sessions.set_model_choice(tx.conn, session.id, chosen)
         done.text = (
             f"The context was reset, and this conversation now uses {chosen.model}. /model default clears the choice."
         )
@@ -467,11 +471,11 @@ def _execute_new(command: SlashCommand, command_context: _CommandContext) -> _Co
     if words or draft.attachments:
         envelope = _build_envelope(command_context, "new", words)
         done.wakes += accept_in_transaction(
-            page, replace(envelope, attachments=draft.attachments, context=draft.context)
+            tx, replace(envelope, attachments=draft.attachments, context=draft.context)
         ).wakes
     elif command_context.settings.greeting:
         done.wakes += accept_in_transaction(
-            page, replace(_build_envelope(command_context, "greeting", GREETING_PROMPT), kind=EnvelopeKind.SYSTEM)
+            tx, replace(_build_envelope(command_context, "greeting", GREETING_PROMPT), kind=EnvelopeKind.SYSTEM)
         ).wakes
     return done
 

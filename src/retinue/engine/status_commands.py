@@ -21,8 +21,8 @@ from retinue.domain.session import Session
 from retinue.domain.times import format_time, from_ms
 from retinue.domain.trust import Trust
 from retinue.engine.context_reset import reset_rules_of
-from retinue.engine.run_finish import CancelResult
-from retinue.engine.session_commands import AvailableOptions, queue_text, sending_text
+from retinue.engine.run_cancel import CancelResult
+from retinue.engine.session_setting_commands import AvailableOptions, queue_text, sending_text
 from retinue.policy.limits.reset_policy import find_next_reset
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Transaction
@@ -87,7 +87,7 @@ def status_text(
 
 
 def _reset_rules_text(rules: ResetRules) -> str:
-    """Describe the reset rules."""
+    """Describe when the session's context is reset."""
     at = parse_time_of_day(rules.daily_at) if rules.daily_at else None
     rules_shown = [
         f"daily at {at:%H:%M}" if at is not None else "",

@@ -15,7 +15,7 @@ from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
 from retinue.engine.run_context import RecordAppender
 from retinue.store.agents import audit
-from retinue.store.runs import budgets, runs
+from retinue.store.runs import budget_reservations, runs
 from retinue.store.sessions import sessions
 
 ERROR_LENGTH_MAX = 1_000
@@ -29,10 +29,10 @@ class CallCharge(Struct, frozen=True, kw_only=True):
 
 
 class StepResult(Struct, frozen=True):
-    """The result of a step that has not been written yet. `step` is None if the result needed no action.
+    """The result of a step that has not been written yet. `step` is None for a result without a step, such as a note.
 
-    `started_ms` is set for a read-only call that ended before its intent was written. Intent and result are then
-    written together.
+    `started_ms` is set for a read-only call that ended before its intent was written. Intent and
+    result are then written together.
     """
 
     body: Reply | ToolResult | Note | Summary
@@ -42,7 +42,11 @@ class StepResult(Struct, frozen=True):
 
 
 class CompletedSummaryCall(Struct, frozen=True):
-    """A successful model call for a summary. If it returned a text, the compaction stores the text."""
+    """A successful model call that wrote a summary.
+
+    The step writer stores only the end of its step and its cost. The compaction stores the text of
+    the summary.
+    """
 
     step: Step
     charge: CallCharge
@@ -59,7 +63,7 @@ class FailedModelCall(Struct, frozen=True):
 
 
 class AbandonedStep(Struct, frozen=True):
-    """A step that was started and is now given up, because its result is no longer needed."""
+    """A step that was started and is now given up, because its result is not needed."""
 
     step: Step
 
@@ -92,7 +96,7 @@ def write_pending(appender: RecordAppender, pending: Sequence[PendingWrite], *, 
 
 
 def _audit_allowed(appender: RecordAppender, step: Step | None) -> Sequence[AuditEntry]:
-    """Return the audit entry that a call is allowed, and will be performed."""
+    """Return the audit entry for a call that was allowed and will be performed."""
     if step is None or step.call is None:
         return ()
     agent = appender.session.agent
@@ -161,9 +165,9 @@ def emit_step_opened(appender: RecordAppender, step: Step) -> None:
 
 def _write_compaction(appender: RecordAppender, summary: Summary, *, record_seq: int) -> None:
     """Start a new context with the summary now, so that it applies even if the run fails before its next step."""
-    page, session = appender.tx, appender.session
-    sessions.compact(page.conn, session.id, kept_from=summary.kept_from, at_ms=page.at_ms)
-    page.emit(
+    tx, session = appender.tx, appender.session
+    sessions.compact(tx.conn, session.id, kept_from=summary.kept_from, at_ms=tx.at_ms)
+    tx.emit(
         EventKind.SESSION_COMPACTED,
         session=session.id,
         run=appender.run.id if appender.run else None,
@@ -178,7 +182,7 @@ def _settle_charge(appender: RecordAppender, step: Step, charge: CallCharge, usa
     if usage == NO_USAGE and not charge.terms.is_charged:
         return  # no known usage and no reservation: no ledger entry
     run = _require_run(appender)
-    budgets.settle(
+    budget_reservations.settle(
         appender.tx.conn,
         run,
         turn=step.turn,
@@ -194,7 +198,7 @@ def _settle_charge(appender: RecordAppender, step: Step, charge: CallCharge, usa
 
 def _write_failed_call(appender: RecordAppender, failed: FailedModelCall) -> None:
     run, step, error = _require_run(appender), failed.step, failed.error
-    budgets.fail(
+    budget_reservations.fail(
         appender.tx.conn,
         run,
         turn=step.turn,
@@ -221,7 +225,7 @@ def budget_warnings(appender: RecordAppender, pending: Sequence[PendingWrite]) -
     if paid is None or not paid.terms.limits.has_any:
         return ()
     run = _require_run(appender)
-    return budgets.list_warnings(appender.tx.conn, run, terms=paid.terms, days=paid.days, root=run.root_run)
+    return budget_reservations.list_warnings(appender.tx.conn, run, terms=paid.terms, days=paid.days, root=run.root_run)
 
 
 def _require_run(appender: RecordAppender) -> Run:

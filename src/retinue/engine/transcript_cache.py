@@ -89,7 +89,8 @@ class TranscriptCache:
     async def check_out(self, session: Session, new_records: Sequence[Record]) -> CachedTranscript:
         """Return the context of a session up to its last record, and remove it from the cache.
 
-        `new_records` are records that the caller has just appended. If they are given, the store is not read.
+        `new_records` are records that the caller has just appended. They are added to a cached
+        context, so that the store is read only if no context is cached.
         """
         kept = self._transcripts.pop(session.id, None)
         if kept is not None:

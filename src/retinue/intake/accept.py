@@ -1,4 +1,8 @@
-"""Accepts envelopes. Messages of people and agents, of schedules, and the server's own answers all take this path."""
+"""Accepts envelopes: checks them, finds their session or recipient, and stores them.
+
+Every envelope takes this path: messages of people, agents and schedules, and the server's own
+answers.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust, least_trust
 from retinue.domain.ui_context import context_line, text_without_context
 from retinue.intake import background_jobs
-from retinue.intake.delegations import end_delegation, is_reported, is_silent
+from retinue.intake.delegation_end import end_delegation, is_reported, is_silent
 from retinue.intake.errors import (
     AttachmentInvalid,
     EnvelopeExpired,
@@ -82,7 +86,7 @@ log = logging.getLogger(__name__)
 
 LEFT_OUT_CHARS_MAX = 160
 COMPLETION_CONNECTOR = "completion"  # the internal connector that notifies webhooks when an envelope is done
-LABEL_BYTES_MAX = 1024  # bytes of a source or an origin's key: a PostgreSQL index entry holds 2,704 bytes in all
+LABEL_BYTES_MAX = 1024  # for a source or an origin's key: a PostgreSQL index entry has at most 2,704 bytes
 DELIVERED_BATCH_MAX = 100
 DELEGATION_KINDS = frozenset({EnvelopeKind.DELEGATION, EnvelopeKind.JOB})
 
@@ -92,22 +96,22 @@ _FINAL_PURPOSES = frozenset({"overflow", *(outcome.value for outcome in Outcome)
 
 
 class LaneWake(Struct, frozen=True):
-    """A wake-up for the lane of a session that has something to do."""
+    """A signal to the lane of a session that it may have an envelope to process."""
 
     session: SessionId
     agent: str
     lane: LaneKind
-    starts_run: bool = True  # a silent envelope wakes a lane only to be recorded
+    starts_run: bool = True  # false for a silent envelope: the lane only records it
 
 
 class ChannelWake(Struct, frozen=True):
-    """A wake-up for a channel to which an envelope must be delivered."""
+    """A signal to the outbox that an envelope must be delivered to this channel."""
 
     channel: str
 
 
 class TimerWake(Struct, frozen=True):
-    """A wake-up for the timer, because an envelope may be due before the timer's next alarm."""
+    """A signal to the timer that an envelope may be due before the timer's next alarm."""
 
     at_ms: int = 0  # 0: unknown
 
@@ -116,23 +120,23 @@ Wake = LaneWake | ChannelWake | TimerWake
 
 
 class SlotReservation(Protocol):
-    """A slot reserved for an envelope that is being accepted.
+    """A slot, the right to execute one run, that is reserved for an envelope while it is accepted.
 
-    If the lane is idle, the accepting commit also starts the run.
+    If the lane of its session is idle, the commit that stores the envelope also starts its run.
     """
 
     run_id: RunId
 
     def start_run(self, tx: Transaction, session: Session, agent: Agent, envelope: Envelope) -> object:
-        """Start the run within the accepting commit. The return value is passed to `after_commit`."""
+        """Start the run in the transaction that stores the envelope. The result is passed to `after_commit`."""
         ...
 
     def after_commit(self, started_run: object | None) -> None:
-        """Work on the run that started, or release the slot. Called on the event loop after the commit."""
+        """Execute the run that was started, or release the slot. Called on the event loop after the commit."""
         ...
 
     def recheck(self) -> None:
-        """Look for a run that may have started. Called if the result of the commit is unknown."""
+        """Check the store for a started run. Called if it is unknown whether the commit succeeded."""
         ...
 
 
@@ -146,7 +150,7 @@ class AcceptResult(Struct, frozen=True):
 
     receipt: Receipt
     wakes: tuple[Wake, ...] = ()
-    started_run: object | None = None  # its run, if it started in the same commit
+    started_run: object | None = None  # the result of `start_run`, if the run started in the same commit
 
 
 class EnvelopeIntake:
@@ -174,8 +178,8 @@ class EnvelopeIntake:
             asked = read_command(words)
             if asked is None and draft.sender.kind is AddressKind.CHANNEL:
                 asked = parse_number(words)
-            # A slash in the middle of an untrusted text is plain text; at the beginning it is
-            # refused.
+            # A command at the beginning of an untrusted text is refused. Elsewhere in the text it is
+            # plain text.
             if asked is not None and (asked.has_leading_slash or draft.trust in COMMAND_TRUSTS):
                 done = await self._command(draft, asked)
                 if isinstance(done, Receipt):
@@ -197,8 +201,8 @@ class EnvelopeIntake:
                 if isinstance(error, StoreError):
                     reservation.recheck()
                 raise
-            # An envelope is not refused because a run could not start: the lane finds that out and
-            # reports it.
+            # Accept the envelope even if its run could not start. The lane tries again and reports
+            # the failure.
             log.warning("envelope accepted without starting a run", extra={"error": type(error).__name__})
             return await self._post(draft, None)
 
@@ -211,7 +215,7 @@ class EnvelopeIntake:
                     self._wake(wake)
 
         body = partial(accept, draft=draft, now_ms=to_ms(self._clock.now()), reservation=reservation)
-        # Also if the caller was cancelled: an accepted envelope is processed.
+        # `then` is called even if the caller was cancelled, so that an accepted envelope is processed.
         return (await self._store.write(body, point="accept", then=accepted)).receipt
 
 
@@ -249,7 +253,7 @@ def _may_start_run(draft: EnvelopeDraft) -> bool:
 
 
 def check_draft(draft: EnvelopeDraft) -> None:
-    """Raise an error for a draft that the store cannot or should not keep."""
+    """Raise an error if a draft is too large, or has text, attachments or times that cannot be stored."""
     _check_text(draft.text)
     if not 0 < len(draft.idempotency_key) <= IDEMPOTENCY_KEY_LENGTH_MAX or not is_storable(draft.idempotency_key):
         raise KeyInvalid(chars_max=IDEMPOTENCY_KEY_LENGTH_MAX)
@@ -279,8 +283,7 @@ def _check_text(text: str) -> None:
 
 
 def _check_attachment(attachment: Attachment) -> None:
-    """Allow only attachments as the file store creates them: a safe name, and the hash of stored
-    bytes."""
+    """Raise an error unless the attachment has a safe file name, a well-formed hash and a valid size."""
     safe = safe_file_name(attachment.name)
     if attachment.name != safe or not _HASH.fullmatch(attachment.hash) or attachment.size_bytes < 0:
         raise AttachmentInvalid(safe)
@@ -289,7 +292,7 @@ def _check_attachment(attachment: Attachment) -> None:
 def accept(
     conn: sa.Connection, *, draft: EnvelopeDraft, now_ms: int, reservation: SlotReservation | None = None
 ) -> AcceptResult:
-    """Accept an envelope in one commit: write the envelope, its count, its session and its events, or nothing.
+    """Accept an envelope in one commit, which stores the envelope, its session and its events.
 
     If a slot is reserved and the lane is idle, the commit also starts the run.
     """
@@ -315,7 +318,7 @@ def accept(
 def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope) -> AcceptResult:
     same = seen.text == draft.text and seen.sender == draft.sender and seen.kind is draft.kind
     if not same or seen.attachments != draft.attachments or not _is_same_recipient(seen.recipient, draft.recipient):
-        raise KeyReused(draft.idempotency_key, because=f"envelope {short_id(seen.id)} used it, with other content")
+        raise KeyReused(draft.idempotency_key, because=f"envelope {short_id(seen.id)} has this key and other content")
     ended = envelopes.get_outcome(conn, seen.id)
     receipt = Receipt(
         envelope=seen.id,
@@ -329,11 +332,11 @@ def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope)
 
 
 def resolve_purged_duplicate(draft: EnvelopeDraft, gone: purge.PurgedKey) -> AcceptResult:
-    """Resolve a duplicate like `resolve_duplicate`, for an envelope that was purged so that only its key is left."""
+    """Do the same as `resolve_duplicate` for a purged envelope, of which only the key and a hash are left."""
     if gone.content_hash != purge.content_hash(draft) or not _is_same_recipient(gone.recipient, draft.recipient):
         raise KeyReused(
             draft.idempotency_key,
-            because=f"envelope {short_id(gone.envelope)} used it, with other content, and was purged since",
+            because=f"envelope {short_id(gone.envelope)} had this key and other content, and was purged since",
         )
     receipt = Receipt(
         envelope=gone.envelope,
@@ -341,7 +344,7 @@ def resolve_purged_duplicate(draft: EnvelopeDraft, gone: purge.PurgedKey) -> Acc
         event_seq=0,
         duplicate=True,
         outcome=gone.outcome,
-        because="it was purged",
+        because="the envelope was purged",
     )
     return AcceptResult(receipt)
 
@@ -361,8 +364,9 @@ def accept_in_transaction(
 ) -> AcceptResult:
     """Accept one envelope within the caller's transaction.
 
-    With `strict`, which the API and connectors use, an unknown recipient raises an error and nothing is stored.
-    Otherwise the envelope is stored and ends `refused`, because the surrounding commit must not fail.
+    With `strict`, which the API and connectors use, an unknown recipient raises an error and nothing
+    is stored. Otherwise the envelope is stored with the outcome `refused`, because the caller's
+    commit must not fail.
     """
     match draft.recipient.kind:
         case AddressKind.AGENT if background_jobs.is_background(draft.recipient):
@@ -413,7 +417,7 @@ def _insert(
         run=run,
     )
     if draft.attachments and _is_from_outside(draft):
-        # Copies of these bytes are no more trusted than the original. Empty files carry no content.
+        # Copies of these bytes are no more trusted than the original. Empty files are not marked.
         hashes = [attachment.hash for attachment in draft.attachments if attachment.size_bytes]
         file_trust.mark_content(tx.conn, hashes, at_ms=tx.at_ms)
     tx.emit(EventKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
@@ -421,7 +425,7 @@ def _insert(
 
 
 def _is_from_outside(draft: EnvelopeDraft) -> bool:
-    """Whether the attachments come from outside. Files of the owner, of agents and of the server do not."""
+    """Whether the attachments come from a person or channel, but not from the owner."""
     return draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL) and draft.trust is not Trust.OWNER
 
 
@@ -435,7 +439,7 @@ def _to_person(tx: Transaction, draft: EnvelopeDraft, *, strict: bool) -> Accept
     if _is_future(tx, draft):
         _insert(tx, draft, session=None, recipient=recipient)
         return AcceptResult(_build_receipt(tx, draft), (TimerWake(),))
-    # The session is the sender's, so that its watchers see the answers arrive.
+    # Stored in the sender's session, so that clients which watch this session see the answer arrive.
     because = _make_delivered_reason(found.name)
     seq = _insert(
         tx,
@@ -454,7 +458,7 @@ def _make_delivered_reason(person: str) -> str:
 
 
 def deliver_due(tx: Transaction) -> None:
-    """Deliver scheduled envelopes for people that are due, up to a limit per commit."""
+    """Put the due envelopes to people into their inboxes, at most `DELIVERED_BATCH_MAX` per commit."""
     for envelope in envelopes.list_due_for_people(tx.conn, tx.at_ms, limit=DELIVERED_BATCH_MAX):
         session = envelope.sender.session
         envelopes.set_session(tx.conn, envelope.id, session)
@@ -471,7 +475,10 @@ def _refuse_unknown(tx: Transaction, draft: EnvelopeDraft, *, because: str) -> A
 
 
 def accept_job(tx: Transaction, request: EnvelopeDraft, delegation: Delegation) -> AcceptResult:
-    """Accept a request for a background job. The request is settled at once, and the job reports the result."""
+    """Accept a request for a background job, and post the job. The request gets its outcome at once.
+
+    The result of the job is sent later, as a reply to the request.
+    """
     _insert(
         tx,
         request,
@@ -489,7 +496,7 @@ def accept_job(tx: Transaction, request: EnvelopeDraft, delegation: Delegation) 
 
 
 def store_command(tx: Transaction, draft: EnvelopeDraft) -> tuple[Session, Agent]:
-    """Store a command as an envelope of its session. The caller settles it in the same commit."""
+    """Store a slash command as an envelope of its session. The caller sets its outcome in the same commit."""
     agent = agents.find(tx.conn, draft.recipient.name)
     if agent is None:
         raise AgentNotFound(draft.recipient.name)
@@ -551,7 +558,7 @@ def _to_agent(
 
 
 def _is_idle(tx: Transaction, session: Session, agent: Agent) -> bool:
-    """Whether an envelope can run at once: its session has no open or suspended run, and nothing is due."""
+    """Whether an envelope can start a run at once: its session has no open or suspended run and no due envelope."""
     return (
         session.activity is SessionActivity.SLEEPING
         and session.queue.apply_to(agent.queue).cap > 0
@@ -571,7 +578,10 @@ def _is_future(tx: Transaction, draft: EnvelopeDraft) -> bool:
 
 
 def _find_or_start_session(tx: Transaction, draft: EnvelopeDraft, agent: Agent) -> Session | None:
-    """Return the session of an envelope. If there is none, start one before the envelope is handled."""
+    """Return the session of an envelope, and start one if there is none.
+
+    Returns None if the recipient's address has a session id that does not exist.
+    """
     session = find_session(tx.conn, draft, agent)
     if session is not None or draft.recipient.rest:
         return session
@@ -591,10 +601,11 @@ def find_session(conn: sa.Connection, draft: EnvelopeDraft, agent: Agent) -> Ses
 def _apply_queue_cap(
     tx: Transaction, draft: EnvelopeDraft, agent: Agent, session: Session
 ) -> tuple[str, tuple[Wake, ...]]:
-    """Apply the overflow rule of a full queue.
+    """Apply the overflow rule of a session whose queue is full, after an envelope was added.
 
-    An envelope that does not fit ends `refused`, and its sender is notified. Answers and notices are exempt. The number
-    of requests is limited elsewhere, and a refused answer would leave its requester waiting.
+    The new or the oldest envelope gets the outcome `refused`, and its sender is notified. Answers and
+    notices do not count: a refused answer would leave the agent that asked waiting. Returns the
+    reason if the new envelope was refused, and the signals to send after the commit.
     """
     queue = session.queue.apply_to(agent.queue)
     counted = draft.kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM) and not draft.silent
@@ -627,7 +638,7 @@ def _apply_queue_cap(
 
 
 def _add_left_out_note(tx: Transaction, left_out: Envelope, session: Session) -> tuple[Wake, ...]:
-    """Add one line to the agent's context about an envelope that the agent will not read."""
+    """Add one line to the agent's context that an envelope was dropped, with the beginning of its text."""
     words = " ".join(text_without_context(left_out.text).split())
     line = words if len(words) <= LEFT_OUT_CHARS_MAX else words[: LEFT_OUT_CHARS_MAX - 1] + "…"
     draft = EnvelopeDraft(
@@ -659,9 +670,10 @@ def notify_sender(
     session: Session | None = None,
     silent: bool = False,
 ) -> tuple[Wake, ...]:
-    """Notify a sender that an envelope has ended, without a model call. A notice never causes another notice.
+    """Post a notice to a sender that its envelope is done. No model is called for it.
 
-    If the envelope was delegated work, the notice is the result of that work.
+    If the envelope was delegated work, the notice is the result of that work. A notice or an answer
+    never causes another notice.
     """
     if kind in (EnvelopeKind.NOTICE, EnvelopeKind.ANSWER) or to.kind in (AddressKind.SERVER, AddressKind.SCHEDULE):
         return ()
@@ -670,7 +682,8 @@ def notify_sender(
     if kind is EnvelopeKind.JOB and (job := envelopes.get(tx.conn, about)) is not None and job.reply_to is not None:
         about, sender, text = job.reply_to, background_jobs.BACKGROUND_ADDRESS, f"{background_jobs.FAILED_PREFIX}{text}"
     id_ = EnvelopeId(derive_id(about, purpose))
-    # An agent that sent a message to another is not woken by its result: the two would never stop.
+    # A notice about an agent message does not wake the agent that sent it. Otherwise two agents could
+    # keep waking each other forever.
     silent = silent or (kind is EnvelopeKind.SYSTEM and to.kind is AddressKind.AGENT)
     wakes, trust = (), Trust.PRIVATE
     if kind in DELEGATION_KINDS and (delegation := delegations.get(tx.conn, about)) is not None:
@@ -685,7 +698,7 @@ def notify_sender(
         subject = envelopes.get(tx.conn, about)
         trust = (
             least_trust((trust, subject.trust)) if subject is not None else trust
-        )  # the notice contains its task, too
+        )  # the notice also contains the task
     draft = EnvelopeDraft(
         id=id_,
         sender=sender,
@@ -702,7 +715,10 @@ def notify_sender(
 
 
 def notify_webhook(tx: Transaction, about: EnvelopeId) -> tuple[Wake, ...]:
-    """Notify the webhook of an envelope, if it has one. Called in the commit that ends the envelope."""
+    """Queue a notification to the webhook of an envelope, if it has one.
+
+    Called in the commit that sets the envelope's outcome.
+    """
     if webhooks.get(tx.conn, about) is None:
         return ()
     draft = EnvelopeDraft(
@@ -735,7 +751,7 @@ def settle_and_notify(
     text: str,
     session: Session | None = None,
 ) -> tuple[Wake, ...]:
-    """End one envelope outside any run, and notify its sender."""
+    """Set the outcome of an envelope that is not part of a run, and notify its sender."""
     outcomes.settle(tx, [envelope.id], outcome, because=because)
     _emit_settled(tx, envelope.id, envelope.session, outcome, because)
     if envelope.silent:

@@ -1,6 +1,6 @@
-"""Access control for connectors: identifies the sender, asks the policy, and acts on its decision.
+"""Access control for connectors: identifies the sender of a message, and applies the access rules.
 
-Only admitted messages reach the intake.
+Only an admitted message becomes an envelope.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from retinue.text.quantity import format_quantity
 
 log = logging.getLogger(__name__)
 
-CODE_CHARS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # no characters that can be confused
+CODE_CHARS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # without characters that look alike: I and 1, O and 0
 CODE_LENGTH = 8
 NAME_CHARS_MAX = 256
 _NOTICE_KEY = "door"
-"""Begins the idempotency keys of notices. The value must not change: a notice would be sent twice after an upgrade."""
+"""Prefix of the idempotency keys of notices. Do not change it: notices would be sent again after an upgrade."""
 
 _SET_ACTIVATION = re.compile(r"/activation(?:@\S{1,64})?\s+(mention|always)\s*", re.IGNORECASE)
 
 
 class Admission(Struct, frozen=True, kw_only=True):
-    """An admitted message: which agents answer it, and how far it is trusted."""
+    """The decision to admit a message: which agents answer it, and how far it is trusted."""
 
     agents: tuple[str, ...]
     trust: Trust
@@ -79,23 +79,23 @@ class AccessControl(Protocol):
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
         """Admit a message, or return None if the sender is refused or did not address the agent.
 
-        If this returns None, everything about the refusal is done.
+        None means that the message is completely handled, and the caller does nothing more.
         """
         ...
 
     async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
-        """Return the linked person who pressed a button, or None if the sender has no access."""
+        """Return the person who pressed a button. None if the sender is not linked to a person, or has no access."""
         ...
 
     async def mark_ambient_read(self, connector: str, channel: str, messages: tuple[AmbientMessage, ...]) -> None:
-        """Record that an agent has been given these ambient messages, so that they are not repeated."""
+        """Delete these ambient messages after an agent got them, so that they are not sent again."""
         ...
 
     async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None: ...
 
 
 class _SenderRecord(Struct, frozen=True, kw_only=True):
-    """What the store has about a sender and a channel, read in one transaction."""
+    """The stored data about a sender and a channel, read in one transaction."""
 
     person: Person | None
     is_paired: bool
@@ -107,10 +107,10 @@ class _SenderRecord(Struct, frozen=True, kw_only=True):
 
 
 class PolicyAccessControl:
-    """Decides by the access rules and the stored identities which messages are accepted.
+    """Decides which messages are accepted, by the access rules and the stored identities.
 
-    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the agent that answers
-    in channels without a binding.
+    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
+    agent that answers in channels without a binding.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class PolicyAccessControl:
         self._get_default_agent = get_default_agent
         self._throttled_log = LogThrottle(log, clock)
         self._unknown_senders = UnknownSenders(ids, post, self._throttled_log)
-        self._bindings: tuple[Binding, ...] | None = None  # as stored; None: read again
+        self._bindings: tuple[Binding, ...] | None = None  # cache of the stored bindings; None: read them again
         self._bindings_version = 0
         store.on_commit(self._unknown_senders.recheck_all, t.identities, t.admitted_senders, t.bindings)
         store.on_commit(self._forget_bindings, t.bindings)
 
     def refusals(self) -> list[RefusedSender]:
-        """Return the refusals since the server started, up to a limit. The latest is last."""
+        """Return the senders refused since the server started, up to a limit. The latest refusal is last."""
         return self._unknown_senders.refusals()
 
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
@@ -162,9 +162,9 @@ class PolicyAccessControl:
         return None
 
     async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
-        """Return the person who pressed a button, if their platform id is linked to a person.
+        """Return the person who pressed a button, or None if the sender's platform id is not linked to a person.
 
-        Others may have read the button's data, and must not decide.
+        A sender without a linked person must not decide, even if they can send the button's data.
         """
         settings = self._settings(connector)
         known = await self._load_sender(connector, incoming, settings)
@@ -187,7 +187,7 @@ class PolicyAccessControl:
             await self._store.write(body, point="access")
 
     async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None:
-        """Give a channel its new id. Only the platform can report such a migration, and an invalid id is refused."""
+        """Store the new id of a channel, after the platform reported that the id changed."""
         body = partial(
             migrate_channel,
             connector=connector,
@@ -220,7 +220,7 @@ class PolicyAccessControl:
         )
         rebound = self._bindings_version
         known = await self._store.read(body)
-        if rebound == self._bindings_version:  # else a binding changed meanwhile, and these may be outdated
+        if rebound == self._bindings_version:  # else a binding changed meanwhile, and what was read may be outdated
             self._bindings = known.bindings
         return known
 
@@ -315,7 +315,7 @@ class PolicyAccessControl:
     async def _offer_pairing(
         self, connector: str, incoming: InboundMessage, settings: AccessSettings, sender: _SenderRecord
     ) -> None:
-        """Send a pairing code to an unknown sender and notify the owner. Both happen only once for each sender."""
+        """Send a pairing code to an unknown sender, and notify the owner. Each happens only once per pairing."""
         if incoming.kind is not InboundKind.MESSAGE:
             return
         speaker, now = get_sender_id(incoming), self._clock.now()
@@ -370,9 +370,9 @@ class PolicyAccessControl:
         await self._store.write(body, point="ambient")
 
     async def _apply_activation(self, connector: str, incoming: InboundMessage, verdict: AccessDecision) -> bool:
-        """Apply `/activation mention|always` to the channel. An unauthorized command is ignored silently.
+        """Execute the command `/activation mention|always`, which sets which messages of a group the agent answers.
 
-        Returns whether the message was this command.
+        Without permission, the command is ignored silently. Returns whether the message was this command.
         """
         wanted = _parse_activation(incoming)
         if wanted is None:
@@ -399,7 +399,7 @@ class PolicyAccessControl:
 
 
 def get_sender_id(incoming: InboundMessage) -> str:
-    """Return the sender's permanent id. In a channel with only one person, that person is the sender."""
+    """Return the sender's permanent platform id. In a private channel, that is the id of the person there."""
     return incoming.speaker.id or incoming.peer
 
 
@@ -421,7 +421,7 @@ def _build_facts(
 ) -> AccessFacts:
     person = sender.person
     ours = incoming.quoted is not None and incoming.quoted.ours
-    reacts = incoming.kind is InboundKind.REACTION  # to any message; whether it is ours is checked later
+    reacts = incoming.kind is InboundKind.REACTION  # whether the message was ours is checked later
     return AccessFacts(
         connector=connector,
         is_direct=bool(incoming.peer),
@@ -449,9 +449,10 @@ def _read_sender(
     now_ms: int,
     bound: tuple[Binding, ...] | None,
 ) -> _SenderRecord:
-    """Read what is stored about the sender of a message. `bound` is the cached list of all bindings.
+    """Read the stored data about the sender of a message.
 
-    There may be thousands of bindings, and they seldom change.
+    `bound` is the cached list of all bindings, or None to read them. There may be thousands of
+    bindings, and they seldom change.
     """
     speaker, direct = get_sender_id(incoming), bool(incoming.peer)
     person = identities.find_person(conn, service, speaker) if incoming.speaker.vouched else None

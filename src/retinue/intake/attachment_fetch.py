@@ -1,4 +1,4 @@
-"""Fetches the files of a message from the platform, only after the sender was admitted."""
+"""Fetches the files of a message from the platform, after the sender was admitted."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ async def refuse_attachment(offered: RemoteFile, _bytes_max: int) -> Attachment:
 async def fetch_attachments(
     offered: Sequence[RemoteFile], fetch: FetchAttachment, *, bytes_max: int, connector: str
 ) -> tuple[tuple[Attachment, ...], tuple[str, ...]]:
-    """Fetch the files of a message. Return the attachments, and a line of text for each file that failed.
+    """Fetch the files of a message. Returns the attachments, and a line of text for each file that is missing.
 
-    Raises an error if the result of a store call is unknown. The platform then delivers the message again.
+    Raises `StoreError` if the store fails. The platform then delivers the message again.
     """
     brought: list[Attachment] = []
     missing: list[str] = []

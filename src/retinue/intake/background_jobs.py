@@ -1,7 +1,8 @@
-"""Accepts background jobs, sent to `agent:background`: one-shot runs in a separate session, with one result.
+"""Accepts background jobs. An agent requests one with an envelope to `agent:background`.
 
-A request is settled when it is accepted. It becomes a job: an envelope whose text is all that the run reads. The job
-runs as the requesting agent and is never started twice. Its result replies to the request.
+The request gets its outcome as soon as it is accepted. A second envelope, the job, starts a single
+run of the requesting agent. The run has a new session, so it reads only the text of the job. A job
+is never started twice. Its result is a reply to the request.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ def get_runner(agent: Agent, origin: OriginKind) -> str:
 
 
 def open_job(tx: Transaction, request: EnvelopeDraft) -> Delegation | str:
-    """Open a job for a request that did not come from a run, and start its sessions.
+    """Create a background job for an envelope to `agent:background`, and start its sessions.
 
-    Returns the reason if the job is refused.
+    Returns the delegation, or the reason if the job is refused.
     """
     asker = agents.find(tx.conn, request.sender.name) if request.sender.kind is AddressKind.AGENT else None
     if asker is None or request.recipient.rest:
         return NOT_AN_AGENT_REASON
     home = _find_result_session(tx, request, asker)
-    # No run delegates it, so its envelope id serves as the run id; also as the root, if no run sent
-    # the request.
+    # No run delegates this job, so the id of the request is used as the run id. It is also the root
+    # if the request has no lineage.
     began = Lineage(root=RunId(request.id), behalf=address.agent_address(asker.name), agents=(asker.name,))
     above = request.context.lineage or began
     open_count = delegations.count_open(tx.conn, home.id)
@@ -100,7 +101,7 @@ def start_job_session(
 
 
 def _find_result_session(tx: Transaction, request: EnvelopeDraft, agent: Agent) -> Session:
-    """Return the session that reads the result of a job.
+    """Return the session to which the result of a job is sent.
 
     It is the session that the request came from, or else the agent's session for results of jobs.
     """

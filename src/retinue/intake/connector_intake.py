@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class ButtonPress(Struct, frozen=True, kw_only=True):
-    """A button pressed by a linked person.
+    """A button press by a person whose platform id is linked.
 
     `data` is the button's data, and `message_id` is the id of the message with the button.
     """
@@ -53,7 +53,7 @@ class ButtonPress(Struct, frozen=True, kw_only=True):
 
 HandlePress = Callable[[ButtonPress], Awaitable[None]]
 RefusePress = Callable[[str, str], Awaitable[None]]
-"""Reports a refused button press to its sender, by connector name and press id."""
+"""Shows the sender of a button press that it was refused. The arguments are the connector's name and the press id."""
 
 
 Transcribe = Callable[[Attachment], Awaitable[str]]
@@ -75,25 +75,26 @@ async def ignore_refused_press(connector: str, _press_id: str) -> None:
 
 
 class _KnownMessage(Struct, frozen=True):
-    """The envelope that a received message became. `is_merged` means that the envelope contains other messages too."""
+    """The envelope in which a message is already stored. `is_merged` means that it contains other messages too."""
 
     envelope: Envelope | None = None
     is_merged: bool = False
 
 
 class _ChannelLock(Struct, eq=False):
-    """A lock for one channel, granted in the order of requests. It keeps the channel's envelopes in order."""
+    """A first-come, first-served lock of one channel, so that its messages are stored in order."""
 
     lock: asyncio.Lock
     users: int = 0
 
 
 class ConnectorIntake:
-    """Converts messages of connectors to envelopes. Once `accept` returns a receipt, the envelope survives a crash.
+    """Stores messages of connectors as envelopes. Once `accept` returns a receipt, the envelope survives a crash.
 
-    A message that a platform delivers twice is one envelope. If it returns with different content, it is an edit: a
-    separate envelope that refers to the first. A connector may pass the next message of a channel before the previous
-    message is confirmed. They are accepted in the order in which they were passed.
+    If a platform delivers a message twice, it is stored once. If the content has changed, the second
+    delivery is an edit: a separate envelope that refers to the first. A connector may call `accept`
+    for the next message of a channel before the previous call has returned. The messages are stored
+    in the order of the calls.
     """
 
     def __init__(
@@ -137,9 +138,9 @@ class ConnectorIntake:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def accept(self, connector: str, incoming: InboundMessage) -> Receipt | None:
-        """Accept one message. Returns None if the message can never be accepted.
+        """Accept one message. Returns None if no envelope is stored for it, for example because it was refused.
 
-        Raises an error if the result of a store call is unknown.
+        Raises `StoreError` if the store fails. The connector must then pass the message again.
         """
         try:
             async with self._lock_channel(connector, incoming.room):
@@ -148,7 +149,7 @@ class ConnectorIntake:
         except StoreError:
             raise
         except RetinueError as error:
-            # No person could correct it, and a redelivery would be refused forever.
+            # The sender cannot correct this error, and a redelivered message would be refused again.
             self._throttled_log.warning("message not accepted", connector, code=error.code)
             return None
 
@@ -171,12 +172,15 @@ class ConnectorIntake:
     async def _accept_admitted(
         self, connector: str, incoming: InboundMessage, admission: Admission
     ) -> Receipt | asyncio.Future[Receipt | None]:
-        """Accept an admitted message. Older messages that wait in the channel are stored first."""
+        """Store an admitted message, or let it wait for more messages of its sender.
+
+        Waiting messages that cannot be merged with it are older, so they are stored first.
+        """
         joiner, room = self._coalescer, incoming.room
         joins = joiner.can_wait(connector, incoming, admission)
         if not joins or joiner.has_other_senders(connector, room, admission.sender_id):
             last_seq = await joiner.flush(connector, room)
-            if last_seq:  # ambient messages that were passed on with those are not repeated with this one
+            if last_seq:  # do not repeat the ambient messages that were sent with the flushed messages
                 admission = replace(
                     admission,
                     ambient_messages=tuple(each for each in admission.ambient_messages if each.seq > last_seq),
@@ -259,8 +263,8 @@ class ConnectorIntake:
             return receipts[-1]
         text = truncate_bytes("\n".join(make_storable(each.text) for each in messages), ENVELOPE_TEXT_BYTES_MAX)
         id_ = EnvelopeId(self._ids.new())
-        # Before the envelope is accepted: then each message is known as soon as it is. A leftover
-        # row is harmless.
+        # Store the message ids first, so that a redelivery of each message is recognized as soon as
+        # the envelope is accepted. If it is not accepted, the leftover rows are harmless.
         body = partial(
             merged_messages.insert,
             envelope=id_,
@@ -281,9 +285,9 @@ class ConnectorIntake:
         original: Envelope | None,
         id_: EnvelopeId | None = None,
     ) -> Receipt:
-        """Send the message to each agent that answers in the channel.
+        """Post a message to each agent that answers in the channel.
 
-        Notes that the agent must read first come before it.
+        A note with ambient messages, which the agent must read first, is posted before the message.
         """
         quoted = await self._find_quoted(connector, incoming)
         drafts = [
@@ -298,7 +302,7 @@ class ConnectorIntake:
             )
             for agent in admission.agents
         ]
-        # A command is no turn of the agent: ambient messages wait for the next message.
+        # The agent does not read a command, so the ambient messages wait for the next message.
         before = (
             ""
             if read_command(text)
@@ -310,8 +314,8 @@ class ConnectorIntake:
                     inbound_drafts.build_note(draft, before, "before", id_=EnvelopeId(self._ids.new()))
                 )
             await self._access_control.mark_ambient_read(connector, incoming.room, admission.ambient_messages)
-        # The first agent's envelope last: it has the key of the message, so once it exists all the
-        # others do.
+        # The first agent's envelope is posted last. It has the key of the message, so if it exists,
+        # all the others exist too.
         receipts = [
             await self._post_or_edit(
                 replace(draft, reply_to=quoted.id if quoted is not None else None), incoming, original
@@ -330,7 +334,7 @@ class ConnectorIntake:
         return await self._post.accept(inbound_drafts.build_edit(draft, original, revision=incoming.revision))
 
     async def _post_note(self, draft: EnvelopeDraft) -> Receipt | None:
-        """Send a note to an agent. If the note was already sent with other ambient messages, keep the earlier note."""
+        """Post a note to an agent. If a note with this key but other content exists, keep the existing note."""
         try:
             return await self._post.accept(draft)
         except Conflict as conflict:
@@ -341,7 +345,7 @@ class ConnectorIntake:
     # --- reactions and presses ---
 
     async def _handle_reaction(self, connector: str, incoming: InboundMessage) -> Receipt | None:
-        """Send a note about a reaction, if the reaction is to a known envelope and the sender may write."""
+        """Post a note about a reaction, if the reaction is to a stored message and the sender is admitted."""
         to = await self._find_quoted(connector, incoming)
         if to is None:
             return None
@@ -370,9 +374,9 @@ class ConnectorIntake:
         return await self._post_note(noted)
 
     async def _handle_press(self, connector: str, incoming: InboundMessage) -> None:
-        """Accept a button press, but only from a linked person.
+        """Pass a button press to the press handler, if the sender's platform id is linked to a person.
 
-        The press handler checks whether this person may decide.
+        The handler checks whether this person may decide.
         """
         who = await self._access_control.identify_presser(connector, incoming)
         if who is None:

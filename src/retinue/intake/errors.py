@@ -16,7 +16,7 @@ class SourceInvalid(Invalid):
     def __init__(self, *, bytes_max: int) -> None:
         super().__init__(
             "invalid source of an envelope",
-            because=f"the source, or the key of the conversation, is not valid text or is over {bytes_max} bytes",
+            because=f"the source or the conversation key has invalid characters or more than {bytes_max} bytes",
             try_this="report this as a bug of the connector",
         )
 
@@ -175,7 +175,7 @@ class CallbackIdInvalid(Invalid):
 
 
 class CallbackRequestNotFound(NotFound):
-    """The callback names a request that its session has not sent."""
+    """The callback answers a request that was not sent from its session."""
 
     code = "external.request_not_found"
 

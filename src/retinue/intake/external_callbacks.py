@@ -1,6 +1,7 @@
 """Accepts callbacks of external agents: the answer to delegated work, or an unsolicited message.
 
-A callback becomes an ordinary envelope. So it survives a crash once it is accepted, and is deduplicated.
+An accepted callback is stored as an envelope, so it survives a crash. A repeated callback is stored
+only once.
 """
 
 from __future__ import annotations
@@ -26,14 +27,8 @@ from retinue.domain.shared_errors import SessionNotFound, TextUnstorable
 from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.intake.accept import (
-    AcceptResult,
-    Wake,
-    accept_in_transaction,
-    resolve_duplicate,
-    resolve_purged_duplicate,
-)
-from retinue.intake.delegations import end_delegation
+from retinue.intake.accept import AcceptResult, Wake, accept_in_transaction, resolve_duplicate, resolve_purged_duplicate
+from retinue.intake.delegation_end import end_delegation
 from retinue.intake.errors import (
     CallbackEmpty,
     CallbackIdInvalid,
@@ -65,9 +60,9 @@ MESSAGE_ID_LENGTH_MAX = 128
 
 
 class Callback(Struct, frozen=True, kw_only=True):
-    """One message of an external agent. `message` is the id that the agent gave it.
+    """A verified message of an external agent. `message` is the id that the agent gave it.
 
-    `request` is the envelope that the message answers, if the agent named one.
+    `request` is the id of the envelope that it answers, or empty if the agent gave none.
     """
 
     session: SessionId
@@ -77,7 +72,7 @@ class Callback(Struct, frozen=True, kw_only=True):
 
 
 class RawCallback(Struct, frozen=True, kw_only=True):
-    """A callback as received, before anything in it is trusted. `session` is from the URL."""
+    """A callback as received, before its signature is verified. `session` is from the URL."""
 
     session: str
     at: str
@@ -108,8 +103,8 @@ class CallbackIntake:
     async def accept(self, raw: RawCallback) -> CallbackReceipt:
         if not raw.signature or not is_recent(raw.at, now_s=self._clock.now().timestamp()):
             raise CallbackUnsigned(
-                because=f"it has no {SIGNATURE_HEADER}, "
-                f"or its {TIMESTAMP_HEADER} is over {SIGNATURE_AGE_MAX_S} seconds from now"
+                because=f"it has no {SIGNATURE_HEADER}, or its {TIMESTAMP_HEADER} differs "
+                f"from the current time by more than {SIGNATURE_AGE_MAX_S} seconds"
             )
         session, keys = await self._store.read(partial(_find_session_and_keys, raw=raw))
         if not any(self._is_signed_with(reference, raw) for reference in keys):
@@ -146,8 +141,9 @@ class CallbackIntake:
 def _find_session_and_keys(conn: sa.Connection, *, raw: RawCallback) -> tuple[Session | None, list[str]]:
     """Return the session of a callback, and references to the keys that may have signed the callback.
 
-    If the session does not exist, a callback that any external agent has signed gets that error. Other callbacks get a
-    signature error, so outsiders cannot find out which sessions exist.
+    If the session does not exist, these are the keys of all external agents. So only an external
+    agent gets the error that the session does not exist. Other callers get a signature error, and
+    cannot find out which sessions exist.
     """
     session = external_keys.find_session(conn, raw.session)
     agent = agents.find(conn, session.agent) if session is not None else None
@@ -188,7 +184,7 @@ def _build_session_not_found(id_: str) -> SessionNotFound:
 def accept_callback(
     conn: sa.Connection, *, callback: Callback, now_ms: int
 ) -> tuple[CallbackReceipt, tuple[Wake, ...]]:
-    """Accept a callback in one commit."""
+    """Store a callback as an envelope and end the delegation that it answers, in one commit."""
     tx = Transaction(conn, now_ms)
     session = sessions.get(conn, callback.session)
     if session is None or session.deleted_at is not None:  # changed since the lookup
@@ -221,7 +217,7 @@ def accept_callback(
 def _find_duplicate(tx: Transaction, draft: EnvelopeDraft) -> AcceptResult | None:
     """Return the result for a message that was accepted before, or None.
 
-    Raises an error if the same message id has different content.
+    Raises an error if the message id was used with different content.
     """
     if (seen := envelopes.get_by_key(tx.conn, draft.source, draft.idempotency_key)) is not None:
         return resolve_duplicate(tx.conn, draft, seen)

@@ -1,4 +1,4 @@
-"""Builds envelope drafts from inbound messages: keys, texts and context. Pure."""
+"""Builds envelope drafts from inbound messages: keys, texts and context. All functions are pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def make_message_key(channel: str, message_id: str) -> str:
-    """Return the key `CHANNEL/MESSAGE_ID` of a message.
+    """Return the idempotency key of a message: `CHANNEL/MESSAGE_ID`.
 
     Slashes in the message id are escaped to keep the key unambiguous.
     """
@@ -63,7 +63,7 @@ def _limit_key(key: str) -> str:
 
 
 def derive_key(key: str, *purpose: str) -> str:
-    """Return the key of an envelope that belongs to another envelope, such as a note."""
+    """Return the idempotency key of an envelope that belongs to another one, such as a note before a message."""
     return _limit_key("/".join((key, *purpose)))
 
 
@@ -86,7 +86,8 @@ def build_draft(
 ) -> EnvelopeDraft:
     """Return the draft of a message for one agent.
 
-    Only the first agent's draft has the message's key, by which edits find it.
+    Only the draft for the first agent has the key of the message. Edits and replies find it by this
+    key.
     """
     key = make_message_key(incoming.room, incoming.message_id)
     return EnvelopeDraft(
@@ -106,8 +107,8 @@ def build_draft(
 def _get_trust(text: str, admission: Admission, *, is_forwarded: bool) -> Trust:
     """Return the trust of a message's text.
 
-    If the sender may not give commands, a command is untrusted and thus refused. Forwarded text cannot be a command,
-    even if the sender may give commands: a slash in it is plain text.
+    A slash command is untrusted, and thus not executed, if the text was forwarded or the sender may
+    not give commands.
     """
     commands = not admission.may_command or is_forwarded
     return Trust.UNTRUSTED if commands and read_command(text) else admission.trust
@@ -127,9 +128,10 @@ def build_edit(draft: EnvelopeDraft, original: Envelope | None, *, revision: str
 def build_note(
     draft: EnvelopeDraft, text: str, purpose: str, *, id_: EnvelopeId, trust: Trust = Trust.UNTRUSTED
 ) -> EnvelopeDraft:
-    """Build a note that the agent reads with its next turn, without answering.
+    """Build a note: a silent envelope that the agent reads in its next turn and does not answer.
 
-    The note contains text of others. So it is separate from the sender's message, and less trusted.
+    A note contains text of other people. So it is separate from the sender's message, and untrusted
+    by default.
     """
     return replace(
         draft,
@@ -144,7 +146,7 @@ def build_note(
 
 
 def build_text(incoming: InboundMessage, missing: Sequence[str] = ()) -> str:
-    """Return the text of a message for the envelope. A text that is too long is truncated, with a visible mark."""
+    """Return the text of a message for the envelope. If it is too long, it is truncated, with a note at the end."""
     lines = [make_storable(incoming.text)] if incoming.text else []
     left_out = len(incoming.attachments) - ATTACHMENTS_MAX
     if left_out > 0:
@@ -160,7 +162,7 @@ def format_transcript(name: str, transcript: str) -> str:
 
 
 def is_same_message(stored: Envelope, incoming: InboundMessage, *, is_merged: bool) -> bool:
-    """Whether a stored message equals a received message. If so, it was redelivered and not edited."""
+    """Whether a received message equals a stored one, so that it is a redelivery and not an edit."""
     text = build_text(incoming)
     if is_merged:
         return f"\n{text}\n" in f"\n{stored.text}\n"
@@ -178,17 +180,17 @@ def is_same_message(stored: Envelope, incoming: InboundMessage, *, is_merged: bo
 def get_origin(
     connector: str, incoming: InboundMessage, admission: Admission, agent: str, settings: SessionSettings
 ) -> Origin | None:
-    """Return what the session of a direct message belongs to, or None if the channel's session applies.
+    """Return the origin that selects the session of a direct message, or None to use the channel's session.
 
-    The channel's session applies to groups, and to direct messages with the scope `per-account-channel-peer` and no
-    identity links.
+    The channel's session is used for groups, and for direct messages with the scope
+    `per-account-channel-peer` and no identity links.
     """
     narrow = settings.dm_scope is DmScope.PER_ACCOUNT_CHANNEL_PEER and not settings.identity_links
     if not incoming.peer or narrow:
         return None
     service = id_namespace(incoming.service or connector, connector)
     links = dict(settings.identity_links)
-    if admission.person:  # by their linked id; the settings take precedence
+    if admission.person:  # add the person's linked platform id; the settings take precedence
         links.setdefault(admission.person, (f"{service}:{incoming.peer}",))
     key = session_keys.direct_key(
         agent,
@@ -203,7 +205,7 @@ def get_origin(
 
 
 def _build_context(incoming: InboundMessage, admission: Admission) -> EnvelopeContext:
-    """Return what the connector reports about the sender, and the linked person. Never includes a decision."""
+    """Return the context of an envelope: facts about the sender, the chat and the linked person."""
     given, speaker = incoming.context, incoming.speaker
     return EnvelopeContext(
         sender_name=_limit_field(given.sender_name or speaker.name),
@@ -227,7 +229,7 @@ def _limit_field(text: str) -> str:
 def format_ambient(
     ambient_messages: Sequence[AmbientMessage], incoming: InboundMessage, *, is_quote_stored: bool
 ) -> str:
-    """Return the note before a message: ambient messages by sender, and the quoted message if it is not stored."""
+    """Return the note before a message: the ambient messages, and the quoted message if it is not stored."""
     lines: list[str] = []
     chars_left = NOTE_CHARS_MAX
     for each in reversed(ambient_messages):
@@ -254,7 +256,7 @@ def format_reaction(incoming: InboundMessage, target: Envelope) -> str:
 
 
 def _format_name(name: str) -> str:
-    """Format a sender's name so that it cannot be mistaken for the text after it. Colons in the name are removed."""
+    """Format a sender's name for `NAME: text`. Colons in the name are removed, so that it cannot imitate text."""
     return to_short_line(name).replace(":", "")
 
 

@@ -1,7 +1,7 @@
 """Accepts inbound webhook requests: verifies and parses them, and stores them as ordinary envelopes.
 
-Once `accept` returns, the envelope survives a crash. A repeated request is the same envelope, even after a restart or
-after its text was purged.
+Once `accept` returns, the envelope survives a crash. A repeated request is stored only once, even
+after a restart or after the text of its envelope was purged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OWNER = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
 class RawWebhookRequest(Struct, frozen=True, kw_only=True):
-    """A webhook request as received, before anything in it is trusted. Header names are lowercase."""
+    """A webhook request as received, before its signature is verified. Header names are lowercase."""
 
     path: str
     headers: Mapping[str, str]
@@ -97,7 +97,7 @@ class WebhookIntake:
             raise WebhookUnverified(because="this connector has no secret to verify requests with") from None
 
     async def accept(self, connector: WebhookConnector, key: str, raw: RawWebhookRequest) -> WebhookReceipt:
-        """Store the envelope that a verified request asks for."""
+        """Store a verified request as an envelope. If no mapping matches the request, nothing is stored."""
         webhook_request = inbound_request.parse_request(connector.settings, raw.path, raw.headers, raw.body)
         if webhook_request is None:
             return WebhookReceipt(None, None)
@@ -126,14 +126,14 @@ class WebhookIntake:
 
 
 def _get_owner_origin(conn: sa.Connection, *, agent: str) -> Origin:
-    """Return the owner's latest session with an agent, or the session that they would start next."""
+    """Return the origin of the owner's latest session with an agent, or of a new session in the web app."""
     return sessions.get_latest_origin(conn, agent, principal=_OWNER) or Origin(OriginKind.WEB, str(OWNER))
 
 
 def _wrap_text(connector: WebhookConnector, webhook_request: WebhookRequest, key: str) -> str:
     """Return the text of a request, wrapped as untrusted unless the connector is trusted.
 
-    The text is never a command.
+    A slash at the beginning of a trusted text is escaped, so that it is never executed as a command.
     """
     if connector.settings.trusted:
         return f"/{webhook_request.text}" if webhook_request.text.startswith("/") else webhook_request.text

@@ -1,7 +1,7 @@
-"""Coalesces messages that one sender writes in quick succession into one envelope.
+"""Merges messages that one sender writes in quick succession into one envelope.
 
-No message is confirmed before all of them are stored. So the caller that passed the first message waits for the last
-message, up to the limits here.
+The messages are confirmed only after the envelope is stored. So the caller that passed the first
+message waits until the sender pauses or a limit below is reached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOWS_MAX = 5  # the maximum wait of the first message, as a multiple of the d
 PENDING_MAX = 1_000  # envelopes that wait for more messages; beyond them, messages are not merged
 
 CoalescingKey = tuple[str, str, str]
-"""The connector, channel and sender of messages that may be coalesced."""
+"""The connector, channel and sender of messages that may be merged."""
 
 
 def _do_nothing() -> None: ...
@@ -35,7 +35,7 @@ class _PendingMessages(Struct, eq=False):
     messages: list[InboundMessage]
     receipt: asyncio.Future[Receipt | None]
     since_s: float
-    cancel_timer: Callable[[], None] = _do_nothing  # the timer
+    cancel_timer: Callable[[], None] = _do_nothing  # the timer that ends the wait
 
 
 StoreMerged = Callable[[str, list[InboundMessage], Admission], Awaitable[Receipt | None]]
@@ -43,20 +43,20 @@ StoreMerged = Callable[[str, list[InboundMessage], Admission], Awaitable[Receipt
 
 
 class MessageCoalescer:
-    """Holds messages until their sender pauses.
+    """Keeps messages in memory until their sender pauses, then stores them as one envelope.
 
-    `ConnectorIntake.accept` ensures that each channel has one caller at a time.
+    Calls for the same channel must not overlap. `ConnectorIntake.accept` locks the channel.
     """
 
     def __init__(self, clock: Clock, store_merged: StoreMerged, on_timer: Callable[[str, str], None]) -> None:
-        """`on_timer` is called when the messages of a channel have waited long enough. It must then call `flush`."""
+        """`on_timer` is called with the connector and channel whose messages waited long enough; it calls `flush`."""
         self._clock = clock
         self._store_merged = store_merged
         self._on_timer = on_timer
         self._pending: dict[CoalescingKey, _PendingMessages] = {}
 
     def can_wait(self, connector: str, incoming: InboundMessage, admission: Admission) -> bool:
-        """Whether a message may wait for more messages. Edits, commands and messages with files may not."""
+        """Whether a message may wait for more messages. Edits, replies, commands and messages with files may not."""
         whose = (connector, incoming.room, admission.sender_id)
         return (
             admission.settings.debounce_ms > 0
@@ -70,14 +70,14 @@ class MessageCoalescer:
         )
 
     def add(self, connector: str, incoming: InboundMessage, admission: Admission) -> asyncio.Future[Receipt | None]:
-        """Add a message. Returns a future for the receipt of its envelope. Call `is_full` afterwards."""
+        """Add a message. Returns a future for the receipt of its envelope. Then call `flush` if `is_full` is true."""
         whose = (connector, incoming.room, admission.sender_id)
         waiting = self._pending.get(whose)
         now_s = self._clock.now().timestamp()
         if waiting is None:
             done: asyncio.Future[Receipt | None] = asyncio.get_running_loop().create_future()
-            # The callers may be gone by then. Marks the exception as retrieved; remaining callers
-            # still get it.
+            # If all callers are gone by then, asyncio would log that the exception was never
+            # retrieved. Retrieve it here; remaining callers still get it.
             done.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception() and None)
             waiting = self._pending[whose] = _PendingMessages(admission, [], done, now_s)
         waiting.cancel_timer()
@@ -103,8 +103,8 @@ class MessageCoalescer:
     async def flush(self, connector: str, channel: str) -> int:
         """Store the messages that wait in a channel, ordered by the first message of each sender.
 
-        Returns the sequence number up to which ambient messages were passed on. Raises an error if the result of a
-        store call is unknown. In that case, no later message is stored.
+        Returns the highest sequence number of the ambient messages that were sent with them. Raises
+        `StoreError` if the store fails. The messages after the failed one are then not stored.
         """
         failed: StoreError | None = None
         last_seq = 0

@@ -12,7 +12,7 @@ OWNER = address.person_address("owner")
 
 
 def get_default_origin(sender: Address) -> Origin:
-    """Return what the default session of a sender's envelopes belongs to. Each sender has one default session."""
+    """Return the origin of a sender's default session, in which its envelopes are processed."""
     match sender.kind:
         case AddressKind.AGENT:
             return Origin(OriginKind.AGENT, str(sender))
@@ -34,9 +34,9 @@ def get_answer_address(
 ) -> Address | None:
     """Return the address for the answer to `sender`, or None if the sender expects no answer.
 
-    If `requested` is set, it overrides this. A schedule cannot read answers, so they go to the address behind the
-    session. An agent that sent a message of kind `system` expects no answer. In that case, the answer goes to the
-    person of that session, or nowhere.
+    `requested` overrides the address; `none` means no answer. A schedule cannot read answers, so they
+    go to the person or channel of the session. An agent that sent a message of kind `system` expects
+    no answer. The answer then goes to the person or channel of the session, if it has one.
     """
     if requested:
         return None if requested == NO_ANSWER else address.parse_address(requested)
@@ -52,13 +52,10 @@ def get_answer_address(
 
 
 def get_session_address(origin: Origin) -> Address:
-    """Return the address of the person or channel that a session belongs to.
-
-    If it has no such address, return the owner.
-    """
+    """Return the address of the person or channel that a session belongs to, or else the owner's address."""
     if origin.kind.is_foreground:
-        # A person's sessions have a name after the address; a channel's address may contain a slash
-        # itself.
+        # The key of a person's session may be ADDRESS/NAME. The address of a channel may itself
+        # contain a slash.
         key = origin.key if origin.kind is OriginKind.CHAT else origin.key.partition("/")[0]
         try:
             return address.parse_address(key)

@@ -1,6 +1,6 @@
-"""Voice messages: transcribes inbound voice messages and speaks some answers, with programs that the owner configures.
+"""Transcribes inbound voice messages, and converts some answers to speech, with programs that the owner configures.
 
-No answer depends on speech. If no program succeeds, the answer stays text, and the log has the reason.
+If no program succeeds, the answer is sent only as text, and the reason is logged.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SpeechPrograms:
         return made.text, made.voice
 
     async def synthesize(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
-        """Return a voice message with this text, or None. Programs are tried in order until one succeeds."""
+        """Return a voice message with this text, or None if no program succeeds. Programs are tried in order."""
         settings, wishes = self._settings(), overrides or {}
         for name in speech.order_speakers(settings, wishes):
             command = settings.speakers[name]
@@ -97,9 +97,9 @@ class SpeechPrograms:
         return None
 
     async def transcribe(self, attachment: Attachment) -> str:
-        """Return the transcript of a voice message, or an empty string.
+        """Return the transcript of a voice message, or an empty string if no program succeeds.
 
-        Programs are tried in order until one succeeds.
+        Programs are tried in order.
         """
         settings = self._settings()
         if not is_voice(attachment) or attachment.size_bytes > settings.audio_bytes_max:
@@ -126,7 +126,7 @@ class SpeechPrograms:
     async def _summarize(self, settings: SpeechSettings, text: str) -> str:
         """Return a summary of a text that is too long to speak. Programs are tried in order until one succeeds.
 
-        If the summary is empty, the beginning of the text is spoken.
+        Returns an empty string if none succeeds. The caller then speaks the beginning of the text.
         """
         wished = {"chars": str(settings.summarize_over_chars)}
         for name, command in settings.summarizers.items():

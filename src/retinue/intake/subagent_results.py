@@ -12,7 +12,7 @@ from retinue.domain.run import TIMED_OUT_CODES
 from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
-from retinue.intake.delegations import is_silent
+from retinue.intake.delegation_end import is_silent
 from retinue.store.core.transaction import Transaction
 from retinue.store.runs import runs, spend_report
 from retinue.text.untrusted_wrapper import wrap_untrusted
@@ -24,9 +24,10 @@ _PASS_ON_INSTRUCTION = (
 
 
 def format_result(tx: Transaction, delegation: Delegation, state: DelegationState, text: str, *, trust: Trust) -> str:
-    """Return the text of the envelope that reports a result. Only the result of a subagent is changed.
+    """Return the text of the envelope that reports the result of delegated work.
 
-    The server's lines come first and the subagent's text last, so that the text cannot imitate these lines.
+    For a subagent, lines about outcome and usage are added. They come before the subagent's text, so
+    that the text cannot imitate them. Other results are returned unchanged.
     """
     if delegation.kind is not DelegationKind.SPAWN:
         return text

@@ -1,6 +1,6 @@
-"""Remembers refused senders, only in memory and limited in number, so that a flood of them costs nothing.
+"""Caches refused senders in memory, so that a flood of their messages does not load the store.
 
-The owner is notified once.
+The number of cached senders is limited. Notices about refused senders are sent only once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from retinue.policy.limits.token_bucket import TokenBuckets
 
 log = logging.getLogger(__name__)
 
-REFUSALS_MAX = 1_000  # senders that are remembered
+REFUSALS_MAX = 1_000  # refused senders in the cache
 SENDERS_MAX = 10_000  # senders whose rates are tracked
 NOTIFIED_MAX = 1_000
 NAME_CHARS_MAX = 64
@@ -50,16 +50,19 @@ class UnknownSenders:
         self._rates: dict[str, TokenBuckets] = {}
 
     def recheck_all(self) -> None:
-        """Check every sender again with the next message. Called when access rules or identities have changed."""
+        """Apply the access rules again to the next message of each refused sender.
+
+        Called when identities, admitted senders or bindings have changed.
+        """
         for turned in self._refused.values():
             turned.checked_s = float("-inf")
 
     def refusals(self) -> list[RefusedSender]:
-        """Return the refusals. The latest is last."""
+        """Return the refused senders. The latest refusal is last."""
         return [turned.refusal for turned in self._refused.values()]
 
     def is_refused(self, sender: tuple[str, str, str], settings: AccessSettings, now: datetime) -> bool:
-        """Whether this sender was refused a moment ago and no settings have changed since.
+        """Whether this sender was refused within the last minute and the settings have not changed since.
 
         `sender` is the connector, the channel and the sender's id.
         """
@@ -120,7 +123,7 @@ class UnknownSenders:
         await self.notify_once(OWNER, key, text)
 
     async def notify_once(self, recipient: address.Address, key: str, text: str) -> None:
-        """Send a notice of the server only once. The store remembers the notice by its key."""
+        """Send a notice of the server, unless a notice with this key was already sent."""
         if key in self._notified:
             return
         draft = EnvelopeDraft(
@@ -146,5 +149,5 @@ class UnknownSenders:
 
 
 def to_short_line(name: str) -> str:
-    """Return a name that a sender chose as one short line of text."""
+    """Return a sender's display name as one line of printable characters, truncated to `NAME_CHARS_MAX`."""
     return " ".join("".join(c if c.isprintable() else " " for c in name[: 4 * NAME_CHARS_MAX]).split())[:NAME_CHARS_MAX]

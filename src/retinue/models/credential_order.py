@@ -1,8 +1,9 @@
-"""Collects the credentials of an agent, orders them, and keeps a session on the credential that served it.
+"""Collects the credentials of an agent, orders them, and makes a session reuse the credential that last worked.
 
-There are three sources: environment variables that a provider is known to use (`anthropic:env`), the `key` of its
-settings (`anthropic:settings`, which replaces those variables), and credentials added by an operation. A key is read
-when it is needed, and goes only into the request.
+There are three sources. First, environment variables that a provider is known to use
+(`anthropic:env`). Second, the `key` of a provider's settings (`anthropic:settings`), which replaces
+those variables. Third, credentials that people have added to the store. A key is read when it is
+needed, and goes only into the request.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def collect_credentials(
 ) -> tuple[Credential, ...]:
     """Return every credential of the server and its agents.
 
-    A discovered credential keeps its stored position and last use.
+    Credentials are discovered in the environment and the settings, or come from the store. A
+    discovered credential keeps the position and the last use that were stored for it.
     """
     rows = {credential.row_key: credential for credential in stored}
     found: dict[tuple[str, str], Credential] = {}
@@ -51,7 +53,7 @@ def collect_credentials(
 
 
 def is_discovered(id_: str) -> bool:
-    """Whether the id is that of a discovered credential. Such an id cannot be used for an added credential."""
+    """Whether the id belongs to a credential from the environment or the settings. Added credentials cannot use it."""
     _, _, name = id_.partition(":")
     return name in (SETTINGS, ENVIRONMENT) or name.startswith(f"{ENVIRONMENT}-")
 
@@ -78,7 +80,10 @@ def get_secret(credential: Credential) -> SecretReference:
 
 
 def read_key(credential: Credential, environment: Mapping[str, str]) -> str:
-    """Return the API key of a credential. If it cannot be read, raise the same kind of error as for a rejected key."""
+    """Return the API key of a credential.
+
+    If the key cannot be read, raises `ModelKeyUnreadable`, which counts as a rejected key.
+    """
     try:
         return _read_valid_key(credential, environment)
     except RetinueError as error:
@@ -136,11 +141,11 @@ def order_credentials(
     session_options: SessionOptions,
     now: datetime,
 ) -> tuple[Credential, ...]:
-    """Return the credentials in the order to try them. If a person chose one for the session, return only this.
+    """Return the credentials in the order to try them, or only the one that a person chose for the session.
 
-    The credential that served this session comes first. The others are ordered by owner (the agent's before the
-    server's), then the configured order, then tokens before keys, then least recently used. Credentials in cooldown
-    come last, the soonest available first.
+    The credential that last worked for this session comes first. The others are ordered by owner
+    (the agent's before the server's), then by the configured order, then tokens before keys, then
+    least recently used. Credentials in cooldown come last, the soonest available first.
     """
     if credentials and is_pinned(session_options, credentials[0].provider):
         return tuple(each for each in credentials if each.id == session_options.credential)[:1]
@@ -178,16 +183,21 @@ def is_pinned(session_options: SessionOptions, provider: str) -> bool:
 
 
 def keep_credential(session_options: SessionOptions, credential: Credential | None) -> SessionOptions:
-    """Keep a session on the credential that served it, for the provider's prompt cache. A person's choice stays."""
+    """Return the session's options with this credential as the one to use for the next calls.
+
+    The provider's prompt cache belongs to a credential. If a person chose a credential for the
+    session, the options stay unchanged.
+    """
     if session_options.pinned or credential is None or session_options.credential == credential.id:
         return session_options
     return replace(session_options, credential=credential.id)
 
 
 def release_credential(session_options: SessionOptions) -> SessionOptions:
-    """Release a session's credential, so that the next call chooses again. A person's choice stays.
+    """Return the session's options without the credential that was last used, so that the next call chooses one.
 
-    Called after a reset or compaction, because nothing is cached at the provider any more.
+    Called after a reset or compaction, because the provider then has nothing cached for the
+    session. If a person chose the credential, the options stay unchanged.
     """
     return (
         session_options

@@ -1,8 +1,8 @@
-"""Classifies a provider's error: by the HTTP status, then the typed parts of its body, then its message.
+"""Classifies a provider's error: by the HTTP status, then the error codes in its body, then its message.
 
 Messages change and mislead: "too many tokens" is a rate limit with one provider and a context
-overflow with another. Messages are matched as plain phrases, in a limited text, and only if the
-typed parts did not decide.
+overflow with another. So a message counts only if the codes did not decide. Its beginning is
+searched for fixed phrases.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _pick_failure(
 def _is_context_overflow(typed: ModelFailureKind | None, message: _MessageMatcher) -> bool:
     """Whether the request was refused for too many tokens, not for too many bytes.
 
-    A message that mentions the context means tokens.
+    A message that mentions the context is about tokens.
     """
     return (
         typed is ModelFailureKind.CONTEXT_OVERFLOW
@@ -352,7 +352,10 @@ def _classify_request_error(typed: ModelFailureKind | None, message: _MessageMat
 def _classify_without_status(
     error_body: ErrorBody, typed: ModelFailureKind | None, message: _MessageMatcher
 ) -> ModelFailureKind:
-    """Classify an error that came in place of a reply, without an HTTP status. The body may contain a status."""
+    """Classify an error that came without an HTTP error status, for example inside a stream.
+
+    If the body contains a status, that status is used.
+    """
     if error_body.status is not None:
         return classify_failure(error_body.status, error_body)
     vague = next(

@@ -1,6 +1,6 @@
 """Turns provider errors into `ModelFailed`, with a classified failure and text for a person.
 
-The status is considered first, then the typed parts of the body, then its message, because messages
+The status is considered first, then the error codes in the body, then its message, because messages
 change and mislead.
 """
 
@@ -68,7 +68,7 @@ def build_classified_error(
 
 
 def build_connection_error(provider: str, error: Exception, *, begun: bool) -> ModelConnectionFailed:
-    """Build the error for a failed connection. `begun` means that a part of the reply had arrived."""
+    """Build the error for a failed connection. `begun` is true if a part of the reply had arrived."""
     because, try_this, sent = _explain_connection_error(error)
     return ModelConnectionFailed(
         provider, because=because, try_this=try_this, begun=begun, may_be_charged=begun or sent
@@ -108,7 +108,7 @@ def _explain_connection_error(error: Exception) -> _ConnectionErrorText:
 
 
 def _list_causes(error: Exception) -> Iterator[BaseException]:
-    """Yield an error and its causes, innermost first, because the outer errors only wrap it."""
+    """Yield an error and its causes, innermost first, because the outer errors only wrap the inner ones."""
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and len(chain) < 10:
@@ -154,9 +154,9 @@ def clean_message(message: str) -> str:
 
 
 def redact_failure(failed: ModelFailed, secrets: Iterable[str]) -> ModelFailed:
-    """Redact our own credentials from a failure.
+    """Remove our own credentials from the error of a failed model call.
 
-    Some servers quote keys in their errors, and not every key looks like one.
+    Some servers quote the key in their errors, and a pattern cannot recognize every key.
     """
     sentence, because = failed.sentence, failed.because
     for secret in secrets:

@@ -20,9 +20,10 @@ ALTERNATIVES_SHOWN_MAX = 12  # alternatives listed in an error
 
 
 class ProviderAnswer(Struct, frozen=True, kw_only=True):
-    """What a provider answered when a call failed.
+    """The error response of a provider.
 
-    `because` is empty if it gave no reason. `begun`: it had already sent a part of the reply.
+    `because` is the reason that the provider gave, or empty. `begun` is true if the provider had
+    already sent a part of the reply.
     """
 
     because: str = ""
@@ -32,7 +33,7 @@ class ProviderAnswer(Struct, frozen=True, kw_only=True):
 
 
 class ProviderFailed(ModelFailed):
-    """A provider answered with an error. If it gave a reason, that replaces the usual reason."""
+    """A provider answered with an error. If the provider gave a reason, it replaces the default reason."""
 
     kind: ClassVar[ModelFailureKind]
 
@@ -149,7 +150,7 @@ class ProviderTimedOut(ProviderFailed):
         super().__init__(
             f"the request timed out at {provider}",
             because=f"it answered with HTTP status {answer.status}",
-            try_this="send the message again, or ask for less at once",
+            try_this="send the message again, or ask for a shorter answer",
             answer=answer,
         )
 
@@ -333,7 +334,7 @@ class ModelTimedOut(ModelFailed):
 
 
 class ModelConnectionFailed(ModelFailed):
-    """The connection to a provider failed. `begun`: it had sent a part of the reply."""
+    """The connection to a provider failed. `begun` is true if the provider had sent a part of the reply."""
 
     code = "model.connection"
 
@@ -512,7 +513,7 @@ class EffortUnsupported(ModelFailed):
 
 
 class GuideAskedToFail(ModelFailed):
-    """The offline guide was asked to fail. A retry would not help."""
+    """A person asked the offline guide to fail, so a retry would not help."""
 
     code = "model.requested_failure"
 
@@ -571,15 +572,19 @@ class LocalModelLoadTimedOut(ModelFailed):
 
 
 class LocalModelEnded(ModelFailed):
-    """The process of a local model ended before it had replied. `begun`: it had sent a part of the reply."""
+    """The process of a local model exited before its reply was complete.
+
+    `begun` is true if the process had sent a part of the reply.
+    """
 
     code = "model.local_ended"
 
     def __init__(self, *, because: str, begun: bool) -> None:
         super().__init__(
-            f"the local model ended {'in the middle of' if begun else 'before'} its reply",
+            f"the process of the local model ended {'in the middle of' if begun else 'before'} its reply",
             because=because,
-            try_this="send the message again: the model restarts; if memory runs out, choose a smaller model or window",
+            try_this="send the message again, which restarts the model; if it needs too much memory,"
+            " choose a smaller model or context window",
             failure=ModelFailureKind.CONNECTION,
             may_be_charged=begun,
         )
@@ -608,7 +613,7 @@ class BridgedModelInvalid(ModelFailed):
         super().__init__(
             f"pydantic-ai cannot create the model '{name[:NAME_SHOWN_CHARS_MAX]}'",
             because=because or "it does not know this provider, or the provider needs more than a key",
-            try_this="write it as bridge/PROVIDER:MODEL; if a package is missing, install it beside retinue",
+            try_this="write it as bridge/PROVIDER:MODEL; if the provider's package is missing, install it",
             failure=ModelFailureKind.NOT_FOUND,
         )
 

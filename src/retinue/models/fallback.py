@@ -38,8 +38,8 @@ BACKOFF_MIN_S = 0.3
 BACKOFF_MAX_S = 30.0
 BACKOFF_GROWTH = 4.0  # 0.3, 1.2, 4.8, 19.2, 30
 JITTER_SHARE = 0.25
-WAIT_MAX_S = 60.0  # for the only candidate left, in cooldown: long enough for the first step
-COMPACTIONS_MAX = 5  # three summaries, shortened results, a reset context: more cannot help
+WAIT_MAX_S = 60.0  # maximum wait if all candidates are in cooldown: enough for the first cooldown
+COMPACTIONS_MAX = 5  # enough for three summaries, shortened results and a reset; more cannot help
 MALFORMED_RETRIES_MAX = 1
 PROVIDER_MESSAGE_CHARS_MAX = 300
 
@@ -105,7 +105,8 @@ def build_fallback_plan(
 ) -> FallbackPlan:
     """Build the plan that decides which models and credentials are tried for one reply.
 
-    `find_credentials` returns a provider's readable credentials, with an agent's own before the server's.
+    `find_credentials` returns a provider's credentials whose keys can be read, with the agent's own
+    before the server's.
     """
     credentials = {ref.provider: tuple(find_credentials(ref.provider)) if ref.provider else () for ref in chain}
     lacking = {
@@ -293,7 +294,8 @@ class FallbackPlan:
     def _choose_candidate(self, now: datetime) -> ModelCandidate | None:
         """Return the first available candidate, ordered by chain and then by credential.
 
-        If none is available, return a candidate that is worth waiting for.
+        If all are in cooldown, return the one that is available soonest. Returns None if that takes
+        too long.
         """
         for ref in self.chain:
             if found := self._find_available(ref, now):
@@ -370,9 +372,9 @@ class FallbackPlan:
         return [each for each in self._credentials[ref.provider] if chosen in (None, each.id)]
 
     def _find_next_available(self, now: datetime) -> _NextAvailable | None:
-        """Return when the first credential leaves its cooldown.
+        """Return the model whose credential is the first to leave its cooldown, and when. None if there is none.
 
-        Rejected keys do not count, because time does not fix them.
+        Rejected keys do not count, because waiting does not make them valid.
         """
         held = [
             _NextAvailable(cooling.until, str(ref), (cooling.until - now).total_seconds())

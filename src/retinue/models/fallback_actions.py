@@ -12,7 +12,7 @@ from retinue.domain.model import ModelFailed, ModelRef
 
 
 class FallbackKind(StrEnum):
-    """The action after a failure, as stored with the failed call."""
+    """What the server does after a failed model call. Stored with that call."""
 
     RETRY = "retry"
     NEXT_CREDENTIAL = "next_credential"

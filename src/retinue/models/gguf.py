@@ -18,7 +18,7 @@ _UINT64_TYPE = 10
 
 
 class GgufHeader(Struct, frozen=True, kw_only=True):
-    """The metadata of a GGUF file. A missing number is zero, and a missing text is empty."""
+    """The metadata of a GGUF file. A missing number is 0, and a missing string is empty."""
 
     size_bytes: int = 0
     window_tokens: int = 0
@@ -31,7 +31,7 @@ class GgufHeader(Struct, frozen=True, kw_only=True):
 
 
 class NotGgufFile(Exception):
-    """The file is not a GGUF file. The message says why, as the reason of another error."""
+    """The file is not a GGUF file. The exception's message is used as the reason of another error."""
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
@@ -61,9 +61,10 @@ def _parse_header(data: mmap.mmap) -> GgufHeader:
 
 
 def _find_value(data: mmap.mmap, name: str) -> int | str | None:
-    """Return a number or text of the header, found by searching for its length-prefixed name.
+    """Return a number or string of the header, found by searching for its length-prefixed name.
 
-    That name is unique in a header. Walking through a vocabulary of 150,000 words would take a hundred times as long.
+    The name occurs only once in a header. Reading every entry instead, with a vocabulary of 150,000
+    words, would take a hundred times as long.
     """
     sought = struct.pack("<Q", len(name)) + name.encode()
     found = data.find(sought, 0, HEADER_BYTES_MAX)

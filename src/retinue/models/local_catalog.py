@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from retinue.config.models import ModelEntry
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, IdSource
-from retinue.models.base import EncodedContextCache
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.local_weights import LocalWeights, find_bundled_weights
 from retinue.models.provider_http import ProviderConnections
 

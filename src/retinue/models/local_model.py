@@ -20,7 +20,8 @@ from retinue.config.models import WireFormat
 from retinue.domain.model import ModelFacts, ModelFailed, ModelFailureKind, ModelRef
 from retinue.domain.ports import Clock, IdSource
 from retinue.models import local_process
-from retinue.models.base import EncodedContextCache, ModelPrompt, ReplyChunk, ThinkingChunk
+from retinue.models.base import ModelPrompt, ReplyChunk, ThinkingChunk
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.errors import (
     LocalModelBusy,
     LocalModelEnded,
@@ -58,9 +59,9 @@ _PROCESS_END_FAILURES = frozenset({ModelFailureKind.CONNECTION, ModelFailureKind
 class LocalModel:
     """Gets replies from the process of a local model.
 
-    It gives one reply at a time, and other requests wait in order.
-
-    While the model loads, the waiting request gets the progress as thinking. A process that has died is started again.
+    The process generates one reply at a time, and other requests wait in order. While the process
+    loads the model, the request that waits for it gets the progress as thinking. A process that has
+    died is started again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Manages the process of a local model: starts it, reads its states, stops it and explains why it ended."""
+"""Manages the process of a local model: starts it, reads its status, stops it and explains why it ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PASSED_VARIABLES = frozenset(
 
 
 class LocalServerStatus(msgspec.Struct, frozen=True):
-    """One state that the process of a local model reports on its stdout."""
+    """One status that the process of a local model reports on its stdout."""
 
     state: LocalServerState
     fraction: float = 0.0
@@ -40,9 +40,9 @@ class LocalServerStatus(msgspec.Struct, frozen=True):
 
 
 class LocalProcess:
-    """The process of a local model, from start to end.
+    """The running process of a local model.
 
-    It leads its own process group, and ends when the server ends.
+    It has its own process group, and exits when the server exits.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, token: str) -> None:
@@ -71,7 +71,7 @@ class LocalProcess:
         return started
 
     async def read_status(self) -> LocalServerStatus | None:
-        """Return the next state of the process while it starts. None if it has ended."""
+        """Return the next status that the process reports while it starts. None if the process has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         return msgspec.json.decode(line, type=LocalServerStatus) if line else None
@@ -85,7 +85,11 @@ class LocalProcess:
         return self._process.returncode is None
 
     async def has_ended(self) -> bool:
-        """Whether the process has ended. Waits briefly, because a broken connection may be noticed before the end."""
+        """Whether the process has ended.
+
+        Waits briefly, because the server may notice the broken connection before the process has
+        ended.
+        """
         try:
             await asyncio.wait_for(self._process.wait(), EXIT_WAIT_S)
         except TimeoutError:
@@ -162,6 +166,6 @@ def explain_exit(lines: Sequence[str], code: int) -> str:
                 return meaning.format(*found.groups(default="")[:1])
     output = next((clean_message(_LOG_PREFIX.sub("", line)) for line in reversed(lines) if line.strip()), "")
     if code < 0:
-        how = _SIGNAL_MEANINGS.get(-code, f"its process was ended by signal {-code}")
+        how = _SIGNAL_MEANINGS.get(-code, f"its process was killed by signal {-code}")
         return f"{how}; its last output: {output}" if output else how
-    return f"its last output: {output}" if output else f"its process ended with code {code} and no output"
+    return f"its last output: {output}" if output else f"its process exited with code {code} and no output"

@@ -87,8 +87,8 @@ def main() -> int:
 def read_ahead(path: Path, *, memory_bytes: int) -> Iterator[float]:
     """Read a file so that it is in the page cache when it is loaded, and yield the progress.
 
-    Reading may take minutes, and the loader itself reports no progress. A file that would displace
-    the rest of the machine's memory is not read.
+    Reading may take minutes, and the loader itself reports no progress. A file that would fill most
+    of the machine's memory is not read ahead.
     """
     size_bytes = path.stat().st_size
     if size_bytes > memory_bytes * READ_AHEAD_MEMORY_SHARE_MAX:
@@ -142,9 +142,10 @@ def _reserve_stdout() -> BinaryIO:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process with its parent (Linux).
+    """Make the kernel kill this process when its parent dies (Linux only).
 
-    While a model loads, a closed stdin cannot be noticed here.
+    While a model loads, this process cannot notice that its stdin was closed. If memory runs out,
+    the kernel kills this process before others.
     """
     if not sys.platform.startswith("linux"):
         return

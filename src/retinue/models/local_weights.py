@@ -22,7 +22,7 @@ TOOLS_WINDOW_TOKENS = 16_384  # an agent with tools needs this much
 
 
 class LocalWeights(Struct, frozen=True, kw_only=True):
-    """A local model and its settings. Without a file, the bundled model is meant."""
+    """A local model and its settings. Without `gguf`, it is the bundled model."""
 
     gguf: Path | None = None
     window_tokens: int | None = None
@@ -52,7 +52,7 @@ def find_bundled_weights() -> Path | None:
 
 
 def build_local_facts(weights: LocalWeights, header: GgufHeader) -> ModelFacts:
-    """Build the facts of a model. Settings win over the file, but a window never exceeds the model's own."""
+    """Build the facts of a model. Settings override the file, but a window never exceeds the model's own."""
     tools = weights.tools if weights.tools is not None else header.supports_tools
     window = weights.window_tokens or (TOOLS_WINDOW_TOKENS if tools else DEFAULT_WINDOW_TOKENS)
     window = min(window, header.window_tokens or window)

@@ -79,16 +79,16 @@ class ModelCatalog:
     # --- names ---
 
     def resolve(self, text: str) -> ModelRef:
-        """Resolve a text to a model.
+        """Return the model that a text refers to.
 
-        The text is an alias, PROVIDER/MODEL, the name of a built-in model, or the name of a model of the default
-        provider.
+        The text is an alias, PROVIDER/MODEL, the name of a built-in model, or the name of a model
+        of the default provider.
         """
         named = self._aliases.get(text.strip().casefold())
         return named if named is not None else self.resolve_without_aliases(text)
 
     def resolve_without_aliases(self, text: str) -> ModelRef:
-        """Resolve a text to a model like `resolve`, but ignore aliases."""
+        """Return the model that a text refers to, like `resolve`, but ignore aliases."""
         provider, model = parse_model_ref(text)
         if provider:
             return ModelRef(self.normalize_provider(provider), model)
@@ -111,16 +111,16 @@ class ModelCatalog:
     # --- facts ---
 
     def get_default_model(self, provider: str) -> str:
-        """Return the default model of a provider. Empty if it has none.
+        """Return the default model of a provider, or an empty string if the provider has none.
 
-        From its retirement date on, return its replacement.
+        From the model's retirement date on, its replacement is returned.
         """
         model = BUILT_IN_PROVIDERS.get(provider, _UNKNOWN_PROVIDER).default_model
         ends = find_retirement(ModelRef(provider, model))
         return ends.replacement.model if ends is not None and ends.retired_on <= self._now().date() else model
 
     def is_known(self, ref: ModelRef) -> bool:
-        """Whether the provider of a model is known. Only the provider knows whether it offers the model.
+        """Whether the provider of a model is known. Whether the provider offers this model is not checked.
 
         Models that run inside this server (a file, a library) are known only if the settings name
         them.
@@ -159,7 +159,7 @@ class ModelCatalog:
         return self._apply_entry(replace(facts, window_tokens=own.window_tokens or facts.window_tokens), entry)
 
     def get_params(self, ref: ModelRef) -> Mapping[str, Any]:
-        """Return the parameters that the settings add, unchanged, to requests to a model."""
+        """Return the parameters from the settings that are added, unchanged, to each request to a model."""
         return self._entries.get(ref, _NO_ENTRY).params
 
     def build_target(self, ref: ModelRef) -> tuple[WireFormat, ModelTarget]:
@@ -215,7 +215,7 @@ class ModelCatalog:
         return {name: each.key for name, each in self.providers.items() if each.key is not None}
 
     def needs_key(self, provider: str) -> bool:
-        """Whether a provider refuses calls without a key. A provider at another URL than usual may need no key."""
+        """Whether a provider refuses calls without a key. A provider with a custom URL may need no key."""
         own = self.providers.get(provider, _NO_SETTINGS)
         if own.auth is ProviderAuth.NONE:
             return False
@@ -225,7 +225,7 @@ class ModelCatalog:
         return bool(BUILT_IN_PROVIDERS.get(provider, _UNKNOWN_PROVIDER).key_variables) and not has_own_way
 
     def has_key(self, provider: str) -> bool:
-        """Whether there is a key for a provider, or none is needed."""
+        """Whether a provider has a key or needs none."""
         return (
             not self.needs_key(provider)
             or provider in self._providers_with_key

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from retinue.config.models import ModelEntry, WireFormat
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.models.base import EncodedContextCache, Model
+from retinue.models.base import Model
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.errors import BuiltInModelNotFound
 from retinue.models.model_selection import ModelSelector
 from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections, ProviderFormat
@@ -44,7 +45,7 @@ class ModelClients:
         *,
         factories: Mapping[str, ModelFactory] | None = None,
     ) -> None:
-        """`factories` create clients for providers that need none of our wire formats, such as local models."""
+        """`factories` maps a provider to a function that creates its client, for example for local models."""
         self._factories = factories or {}
         self._built_in = {model.name: model for model in built_in}
         self._catalog = catalog

@@ -28,7 +28,7 @@ from retinue.domain.ports import Clock
 from retinue.domain.record import Reply
 from retinue.domain.session import Session, SessionOptions
 from retinue.domain.times import to_ms
-from retinue.models.base import EncodedContextCache, Model
+from retinue.models.base import Model
 from retinue.models.credential_order import (
     AgentCredentials,
     collect_credentials,
@@ -36,6 +36,7 @@ from retinue.models.credential_order import (
     read_key,
     release_credential,
 )
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.fallback import FallbackPlan, build_fallback_plan, describe_plan
 from retinue.models.fallback_actions import ModelCandidate
 from retinue.models.model_clients import ModelClients, ModelFactory
@@ -55,9 +56,9 @@ USE_WRITE_INTERVAL_S = 60.0  # resolution of a credential's last use
 
 
 class _CredentialSnapshot(Struct, frozen=True):
-    """Credentials as read from the store, with cached results of checks.
+    """Credentials read from the store, and which of them have a key that can be read.
 
-    The credentials and the results expire together.
+    Both expire together.
     """
 
     read_at: datetime
@@ -229,7 +230,10 @@ class ModelRouter:
         return _CredentialSnapshot(now, found, cooldowns)
 
     async def refresh(self) -> None:
-        """Read the credentials from the store, at start or after a change. They also decide the default model."""
+        """Read the credentials from the store, at start or after a change.
+
+        The default model also depends on which providers have a key.
+        """
         self._snapshot = None
         await self._get_snapshot(self._clock.now())
 
@@ -263,9 +267,9 @@ class ModelRouter:
     async def record_success(
         self, candidate: ModelCandidate, session: SessionId, session_options: SessionOptions, *, asked_at: datetime
     ) -> SessionOptions:
-        """Clear the failures of the credential that succeeded, and keep the session on it.
+        """Clear the failures of the credential that succeeded, and make the session use it again.
 
-        Writes only if something changes.
+        Writes to the store only if something changes.
         """
         credential = candidate.credential
         if credential is None:
@@ -312,7 +316,10 @@ def _read_credentials(conn: sa.Connection, *, now: datetime) -> tuple[list[Crede
 def _change_session_options(
     conn: sa.Connection, session: str, change: Callable[[SessionOptions], SessionOptions]
 ) -> None:
-    """Change the session's options as they are stored now: a person may have chosen another model during the run."""
+    """Apply a change to the session's options as they are in the store now.
+
+    A person may have chosen another model during the run.
+    """
     found = sessions.get(conn, session)
     if found is not None and (options := change(found.options)) != found.options:
         sessions.set_model_choice(conn, session, options)

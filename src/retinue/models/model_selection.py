@@ -1,7 +1,7 @@
 """Selects models for an agent: in which order to try them, which are allowed, and which a person can choose.
 
-Built from the settings and the environment, and rebuilt when either changes. It makes no requests
-to providers.
+The selection is built from the settings and the environment, and rebuilt when either changes. No
+requests are made to providers.
 """
 
 from __future__ import annotations
@@ -244,9 +244,9 @@ class ModelSelector(ModelCatalog):
     def find_hinted_model(self, word: str, *, alone: bool) -> ModelRef | None:
         """Return the model that a word in a message refers to, if it is unambiguous.
 
-        Matches a reference, an alias or the name of an offered model, or a part of a name that only one offered model
-        has. A number never matches. The names of built-in models are plain words, so they match only if the word is
-        `alone`.
+        The word may be a reference, an alias or the name of an offered model. It may also be a part
+        of a name that only one offered model has. A number never matches. Names of built-in models
+        are ordinary words, so they match only if `alone` is true: the message has no other word.
         """
         hint = word.casefold()
         offered = [ref for ref in self._list_offered() if ref.provider or alone]

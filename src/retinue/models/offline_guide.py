@@ -143,7 +143,7 @@ _GREETING_PREFIX = re.compile(r"(?:" + _GREETING.replace(" ", r"\s+") + r"\b[\s,
 
 
 def split_envelope_texts(turn: str) -> list[str]:
-    """Return the text of each envelope in a turn, oldest first. A text that is not a turn is returned unchanged."""
+    """Return the text of each envelope in a turn, oldest first. Text in another format is returned as one item."""
     head, *blocks = _TURN_SEPARATOR.split(turn)
     bodies = [block.strip("\n").partition("\n\n")[2] for block in blocks[:-1]]
     found = [body for body in bodies if body and head.startswith("## Turn Context")] or [turn]

@@ -51,7 +51,7 @@ _STREAM_PREFIXES = (b"data:", b"event:", b"id:", b"retry:", b":")
 class ModelTarget:
     """The URL of one model, and the options with which it is called.
 
-    `quirks` names the differences of this server from its format.
+    `quirks` names the ways in which this server differs from its wire format.
     """
 
     facts: ModelFacts
@@ -85,7 +85,7 @@ class ProviderRequest:
 def _build_request(
     provider_format: ProviderFormat, prompt: ModelPrompt, target: ModelTarget, key: str
 ) -> ProviderRequest:
-    """Build the HTTP request, with the key where this provider expects it."""
+    """Build the HTTP request, with the key in the header that this provider expects."""
     if target.auth is None:
         return provider_format.build_request(prompt, target, key)
     request = provider_format.build_request(prompt, target, "")
@@ -161,10 +161,10 @@ class ProviderConnections:
 
 
 class HttpModel:
-    """A model that is called over HTTP. It makes one attempt, because the caller decides about retries and their cost.
+    """A model that is called over HTTP. Each call makes one attempt, because the caller decides about retries.
 
-    The exception is a request that was refused for a part that its format can omit. It costs nothing, so it is repaired
-    and sent again once within the same call.
+    There is one exception. If the provider refuses a part of the request that the format can omit,
+    the request is sent again once without that part. The refused request costs nothing.
     """
 
     def __init__(self, connections: ProviderConnections, provider_format: ProviderFormat, target: ModelTarget) -> None:
@@ -290,9 +290,8 @@ def _read_events(reader: ReplyReader, events: Iterable[tuple[bytes, bytes]]) -> 
 class _Exchange:
     """One HTTP request and its response, which is read in pieces.
 
-    Every failure is raised as `ModelFailed`.
-
-    Timeouts cover only our own waiting, never the time the consumer spends on a piece.
+    Every failure is raised as `ModelFailed`. Timeouts cover only the wait for data, not the time
+    that the consumer spends on a piece.
     """
 
     def __init__(
@@ -313,7 +312,7 @@ class _Exchange:
         self._size_bytes = 0
 
     async def start(self) -> bytes:
-        """Send the request, and wait until the kind of response is known. Raises if the request was refused."""
+        """Send the request, and return the first piece of the response. Raises if the request was refused."""
         try:
             async with asyncio.timeout(self._target.first_byte_s):
                 first = await self._read_first_piece()
@@ -390,11 +389,11 @@ class _Exchange:
         return first
 
     async def _send_request(self) -> Http1Connection:
-        """Send the request once.
+        """Send the request, and return the connection when the status has arrived.
 
         The other side may close a kept-alive connection while we send, without reading the request.
-        Then it is sent again on a new connection. This is done only if the connection was used
-        before and fails at once, without a byte of response.
+        The request is then sent again on a new connection. This is done only if the old connection
+        was used before and failed at once, without a byte of response.
         """
         place, begin = parse_endpoint(self._request.url)
         line = self._connection = await self._pool.acquire(place)
@@ -468,9 +467,9 @@ class _IdleTimeout:
 
 
 def is_event_stream(beginning: bytes) -> bool | None:
-    """Whether a body with this beginning is an event stream.
+    """Whether a body with this beginning is an event stream. None if more bytes are needed to decide.
 
-    None if undecided. The content type header is often wrong.
+    The content type header is not used, because it is often wrong.
     """
     text = beginning.removeprefix(_BOM).lstrip()
     if text.startswith(_STREAM_PREFIXES):

@@ -59,7 +59,7 @@ class ProviderRateLimits(Struct):
         return booked
 
     def record_tokens(self, reservation: RateReservation, tokens: int) -> None:
-        """Replace the estimate by the actual number of tokens."""
+        """Replace the estimated number of tokens of a call with the actual number."""
         reservation.tokens = max(tokens, 0)
 
     def release(self, reservation: RateReservation) -> None:
@@ -70,7 +70,10 @@ class ProviderRateLimits(Struct):
 
     @asynccontextmanager
     async def wait_for_slot(self, provider: str, tokens: int, clock: Clock) -> AsyncGenerator[RateReservation]:
-        """Wait for the reserved time, then run the body. A cancelled wait releases the reservation."""
+        """Wait until the call may be made, then enter the `async with` body.
+
+        If the wait is cancelled, the reservation is released.
+        """
         booked = self.reserve(provider, tokens, clock.now())
         if booked.wait_s > 0:
             try:

@@ -22,7 +22,7 @@ BRAVE_KEY_VARIABLE = "BRAVE_API_KEY"  # not a model key: used by the search tool
 
 
 class Provider(Struct, frozen=True, kw_only=True):
-    """A provider that the server knows. If `key_variables` is empty, it is the owner's own server and needs no key."""
+    """A built-in provider. If `key_variables` is empty, it is the owner's own server and needs no key."""
 
     format: WireFormat = WireFormat.OPENAI_CHAT
     url: str
@@ -32,7 +32,10 @@ class Provider(Struct, frozen=True, kw_only=True):
 
 
 class ModelFamily(Struct, frozen=True):
-    """The facts that models with matching names share. If `efforts` is None, they are unknown and passed through."""
+    """The facts that models with matching names share.
+
+    If `efforts` is None, the supported efforts are unknown, and any requested effort is sent.
+    """
 
     pattern: str
     window_tokens: int

@@ -18,7 +18,7 @@ from retinue.models.formats.message_parts import ReplyPart, get_text_for_model, 
 from retinue.models.formats.role_alternation import CONTINUE_TEXT, OPENING_TEXT
 from retinue.models.formats.wire_formats import PLAIN_IDS, build_attachment_parts, fit_call_id
 
-# What a part carries besides its text, and must get back. It names the provider that may have it.
+# Fields of a part, besides its text, that must be sent back, and only to the provider they name.
 _SIGNATURE_FIELDS = ("id", "signature", "provider_name", "provider_details")
 
 
@@ -126,7 +126,7 @@ def _build_reply_part(library: Any, part: ReplyPart) -> Any:
 
 
 def _decode_signature(text: str) -> dict[str, Any]:
-    """Decode our signature. Empty if one of our own formats made it, before the bridge was used for this provider."""
+    """Decode a signature that `encode_signature` made. Empty for a signature of another wire format."""
     if not text.startswith("{"):
         return {}
     try:

@@ -1,8 +1,7 @@
-"""Remembers which parts of a request a provider refuses, so that it is sent without them.
+"""Remembers which parts of a request a provider refuses, so that later requests omit them.
 
 A format declares which refusals it can repair (`provider_http.RequestRepairer`). Repairs are kept
-in memory: after a restart they are learned again, at the cost of one refused request, which is
-free.
+in memory. After a restart, each is learned again from one refused request, which costs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LEARNED_TTL_S = 24 * 3600.0  # an organization may have been verified since
 
 
 class RepairScope(StrEnum):
-    """Which requests a refusal applies to."""
+    """Which later requests omit a part too: those with the same credential, or those of the same session."""
 
     CREDENTIAL = "credential"
     SESSION = "session"

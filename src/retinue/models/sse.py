@@ -85,9 +85,9 @@ class SseParser:
             raise StreamEventTooLarge(bytes_max=EVENT_BYTES_MAX)
 
     def _parse_unnamed_events(self, text: bytes) -> tuple[list[SseEvent], bytes]:
-        """Parse unnamed single-line events in bulk, because many servers send one per word.
+        """Parse unnamed single-line events in bulk, because many servers send one event per word.
 
-        Also returns the remaining lines.
+        Also returns the rest of the text, which has no complete event.
         """
         found: list[SseEvent] = []
         whole = text.removeprefix(_DATA).split(_NEXT_DATA)

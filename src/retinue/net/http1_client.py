@@ -1,8 +1,9 @@
-"""HTTP/1.1 client with a connection pool for model providers. It supports only what a model call needs.
+"""HTTP/1.1 client with a connection pool, for requests to model providers.
 
-A connection carries one request at a time, and its response is read in chunks as they arrive. The client follows no
-redirects, decompresses nothing (it requests identity encoding) and uses no proxy. A general client does all that, but
-it costs more time than everything else in a short model call.
+Each connection handles one request at a time. The response body can be read while it arrives. The
+client follows no redirects, uses no proxy and does not decompress (it asks for uncompressed
+responses). A general HTTP client supports all this, but it takes more time than the rest of a short
+model call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HAPPY_EYEBALLS_DELAY_S = 0.25  # after this delay, the host's next address is tr
 CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 HEAD_BYTES_MAX = 64 * 1024
-BUFFERED_BYTES_MAX = 256 * 1024  # with more bytes that were received and not read, receiving is paused
+BUFFERED_BYTES_MAX = 256 * 1024  # receiving is paused while more bytes than this were received and not read
 SINGLE_WRITE_BYTES_MAX = 64 * 1024  # larger bodies are sent in several writes
 # Stays below the size for which the allocator requests fresh memory from the kernel. Mapping the
 # pages for a body of half a megabyte costs more than filling them.
@@ -36,12 +37,14 @@ _DEFAULT_HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent"
 
 
 class ConnectionFailed(Exception):
-    """A connection could not be opened or broke, or the response is not HTTP. `__cause__` is the
-    network error, if any."""
+    """The connection could not be opened, it broke, or the response was not valid HTTP.
+
+    `__cause__` is the underlying network error, if there is one.
+    """
 
 
 class HttpEndpoint(NamedTuple):
-    """The server to which a connection is open."""
+    """Host and port of a server, and whether to use TLS. The pool keeps idle connections per endpoint."""
 
     host: str
     port: int
@@ -50,7 +53,7 @@ class HttpEndpoint(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def parse_endpoint(url: str) -> tuple[HttpEndpoint, str]:
-    """Return the endpoint of a URL, and the beginning of a POST request to it."""
+    """Return the endpoint of a URL, and the request line and `Host` header of a POST request to it."""
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     path = quote(parts.path or "/", safe="/%:=&~+!$,;'@()*[]") + (f"?{parts.query}" if parts.query else "")
@@ -59,11 +62,11 @@ def parse_endpoint(url: str) -> tuple[HttpEndpoint, str]:
 
 
 class Http1Connection(asyncio.Protocol):
-    """One connection to an endpoint. The response to a request is complete before the next request is sent."""
+    """One connection to a server. It sends a request only after the previous response is complete."""
 
     def __init__(self, endpoint: HttpEndpoint, on_lost: Callable[[Http1Connection], None]) -> None:
         self.endpoint = endpoint
-        self.was_used = False  # whether it has carried an earlier request
+        self.was_used = False  # whether an earlier request was sent on this connection
         self.idle_timer: asyncio.TimerHandle | None = None  # set while idle
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -103,7 +106,7 @@ class Http1Connection(asyncio.Protocol):
         return self._keeps_alive and self._is_complete and self._transport is not None
 
     async def send_request(self, request_start: str, headers: Mapping[str, str], body: Sequence[bytes]) -> None:
-        """Send a request, and wait for the head of its response. Raises `ConnectionFailed`."""
+        """Send a request, and wait for the status and headers of the response. Raises `ConnectionFailed`."""
         self._reset()
         size_bytes = sum(map(len, body))
         named = {**_DEFAULT_HEADERS, **{name.lower(): value for name, value in headers.items()}}
@@ -118,8 +121,10 @@ class Http1Connection(asyncio.Protocol):
             await self._wait_for_data()
 
     async def read_chunk(self) -> bytes:
-        """Return the body bytes that have arrived since the last call, after waiting for some.
-        Empty at the end. Raises `ConnectionFailed`."""
+        """Return the body bytes that arrived since the last call. Waits if there are none yet.
+
+        Returns empty bytes at the end of the body. Raises `ConnectionFailed`.
+        """
         while not self._chunks:
             if self._is_complete:
                 return b""
@@ -132,9 +137,9 @@ class Http1Connection(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fail(self, error: Exception) -> None:
-        """Record an error that `send_request` and `read_chunk` then raise.
+        """Make the current request fail: `send_request` or `read_chunk` raises this error.
 
-        Bytes that arrived before the error can still be read.
+        Body bytes that arrived before the error can still be read.
         """
         self._keeps_alive = False
         if self._error is None:
@@ -152,7 +157,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport.writelines(data)
 
     async def _write_batches(self, head: bytes, body: Sequence[bytes]) -> None:
-        """Send a large body in batches. The head is sent with the first batch, because each write is a system call."""
+        """Send a large body in several writes. The first write includes the request head, to save a system call."""
         for slab in batch_pieces(body):
             if self._writable is not None:
                 await self._writable
@@ -258,7 +263,7 @@ class Http1Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """The open connections to all endpoints. An idle connection is reused until it is closed."""
+    """Pool of HTTP connections. An idle connection is reused, and closed after `KEEP_ALIVE_S` seconds."""
 
     def __init__(self) -> None:
         self._idle: dict[HttpEndpoint, list[Http1Connection]] = {}
@@ -272,7 +277,7 @@ class ConnectionPool:
         return sum(map(len, self._idle.values()))
 
     async def acquire(self, endpoint: HttpEndpoint, *, force_new: bool = False) -> Http1Connection:
-        """Return a connection for one request; call `release` when done. Raises `ConnectionFailed`."""
+        """Return a connection for one request. The caller must `release` it. Raises `ConnectionFailed`."""
         await self._slots.acquire()
         try:
             return (None if force_new else self._take_idle(endpoint)) or await self._connect_with_timeout(endpoint)
@@ -283,8 +288,7 @@ class ConnectionPool:
     def release(self, connection: Http1Connection) -> None:
         """Return a connection to the pool.
 
-        If its response was not read to the end, the connection is closed, so that the provider
-        stops sending.
+        If its response is incomplete, the connection is closed, so that the provider stops sending.
         """
         self._slots.release()
         if not connection.is_reusable:
@@ -367,7 +371,7 @@ def _encode_head(request_start: str, headers: Mapping[str, str], size_bytes: int
 
 
 def batch_pieces(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the bytes of these pieces in batches of at most `WRITE_BYTES`. A larger piece is a batch of its own."""
+    """Join small pieces into batches of at most `WRITE_BYTES`. A larger piece is yielded as one batch."""
     ends = list(accumulate(map(len, pieces)))  # in C: a long session has thousands of pieces, sent with every request
     first = sent_bytes = 0
     while first < len(pieces):

@@ -1,7 +1,8 @@
-"""Signs messages between the server and external agents, in both directions, with a shared key (HMAC-SHA256).
+"""Signs HTTP messages with a shared key (HMAC-SHA256): to and from external agents, and to webhooks.
 
-The signature covers the body and everything else that gives a message its meaning: purpose, time, session, message id
-and request id. So a signed message cannot be used for anything else, and it is valid for only five minutes.
+The signature covers the body, purpose, time, session, message id and request id. So an attacker who
+copies a signed message cannot change it or use it for another session or purpose. The signature is
+valid for five minutes.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _VERSION = "v1="
 
 
 class SignaturePurpose(StrEnum):
-    """The purpose of a message.
+    """The purpose of a signed message.
 
-    The purpose is signed too, so that a message from the server is not valid as a callback.
+    The signature includes the purpose, so a message from the server cannot be sent back to it as a
+    callback.
     """
 
     MESSAGE = "message"  # server to external agent
     CALLBACK = "callback"  # external agent to server
-    COMPLETION = "completion"  # server to a URL that asked to be notified
+    COMPLETION = "completion"  # server to the webhook of an envelope that is done
 
 
 def sign_message(
@@ -42,19 +44,21 @@ def sign_message(
     request_id: str = "",
     body: bytes,
 ) -> str:
-    """Return the value of the signature header. `timestamp` is the exact value of the timestamp
-    header, in Unix seconds."""
+    """Return the value of the signature header.
+
+    `timestamp` is the exact value of the timestamp header, in Unix seconds.
+    """
     head = "\n".join((purpose, timestamp, session, message_id, request_id, ""))
     return _VERSION + hmac.new(key.encode(), head.encode() + body, hashlib.sha256).hexdigest()
 
 
 def is_recent(timestamp: str, *, now_s: float) -> bool:
-    """Whether the timestamp differs from now by at most `SIGNATURE_AGE_MAX_S`."""
+    """Whether the timestamp differs from the current time by at most `SIGNATURE_AGE_MAX_S`."""
     if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= TIMESTAMP_DIGITS_MAX):
         return False
     return abs(now_s - int(timestamp)) <= SIGNATURE_AGE_MAX_S
 
 
 def signatures_match(key: str, signature: str, expected: str) -> bool:
-    """Whether two signatures are equal, compared in constant time. With an empty key, they never match."""
+    """Whether two signatures are equal, compared in constant time. False if the key is empty."""
     return bool(key) and hmac.compare_digest(signature.encode(), expected.encode())

@@ -1,6 +1,7 @@
-"""Write an audit entry for each operation that changes the instance, in the commit of that change.
+"""Writes an audit entry for each operation that changes agents, people, settings, credentials, skills or tokens.
 
-Tool calls, approvals and grants are audited where they happen, not here.
+The audit entry is written in the same commit as the change. The code that performs tool calls,
+approvals and grants writes the audit entries for them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from retinue.store.core.connection import AfterCommit, Store, TransactionBody
 
 T = TypeVar("T")
 
-# Keyed by operation name or by its noun. The operation name wins.
+# Each key is an operation name or the noun of operations. An operation name takes precedence over its noun.
 AUDIT_KINDS = {
     "agent": AuditKind.AGENT_CHANGED,
     "binding": AuditKind.SETTINGS_CHANGED,
@@ -50,7 +51,7 @@ def build_audit_entry(operation: str, request: msgspec.Struct, *, by: str) -> Au
 
 
 def _find_agent_name(noun: str, request: msgspec.Struct) -> str:
-    """Return the agent that the request concerns, spelled as in the request, or "" if it concerns no agent."""
+    """Return the name of the agent that the request concerns, spelled as in the request, or "" if there is none."""
     match noun:
         case "agent":
             return getattr(request, "name", "")
@@ -64,9 +65,9 @@ def _find_agent_name(noun: str, request: msgspec.Struct) -> str:
 class AuditedStore:
     """Wraps the store for one operation, so that the operation's first commit also writes the audit entry.
 
-    If the entry cannot be written, the commit fails. Some operations commit nothing through this store,
-    because they write a file or change data through another component. For these,
-    `ensure_entry_written` writes the entry in a separate commit after the operation.
+    If the audit entry cannot be written, the commit fails. Some operations commit nothing through this
+    store, because they write a file or change data through another component. For such an operation,
+    `ensure_entry_written` writes the audit entry in a separate commit after the operation.
     """
 
     def __init__(self, store: Store, entry: AuditEntry, clock: Clock) -> None:

@@ -1,6 +1,6 @@
-"""Declares and performs operations: one declaration for each API call.
+"""Defines how an operation (one API call) is declared, and performs requests.
 
-HTTP, CLI, tools and docs take parameters, permissions and errors from the declaration.
+HTTP, the CLI, the tools of agents and the reference pages are derived from the declarations.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from retinue.operations.audited_store import AuditedStore, build_audit_entry
 from retinue.operations.config_holder import ConfigHolder
 from retinue.operations.envelope.uploads import Uploads
 from retinue.operations.errors import KeyInProgress, KeyInterrupted, NoAgents, RequestInvalid, SettingsFileUnavailable
-from retinue.policy.access import permissions
+from retinue.policy.access import operation_permissions
 from retinue.store.agents import agents
 from retinue.store.core import idempotency
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.text.redaction import redact_error
-from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.file_services import FileServices
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ _UNKNOWN_FIELD = re.compile(r"unknown field `(\w+)`")
 
 
 def _ignore_effect_start() -> None:
-    """Do nothing. Default of `mark_effect_started`, for a request that has not claimed an idempotency key."""
+    """Do nothing. Default of `Services.mark_effect_started`, for requests that have claimed no idempotency key."""
 
 
 ExplainModelChain = Callable[[Agent, SessionOptions, Sequence[ModelRef]], Awaitable[Sequence[str]]]
@@ -91,20 +91,20 @@ class Services(Struct, frozen=True, kw_only=True):
     version: str
     permission_policy: Mapping[str, PermissionLevel]
     config_holder: ConfigHolder | None = None  # None if the server was built without a settings file
-    settings: Callable[[], Settings] | None = None  # returns the current settings; None as above
-    builtin_runners: frozenset[str] | None = None  # the built-in ones
-    catalog: Callable[[], ModelSelector] | None = None  # current models; None if they were passed in
+    settings: Callable[[], Settings] | None = None  # returns the current settings; None without a settings file
+    builtin_runners: frozenset[str] | None = None  # names of the built-in runners
+    catalog: Callable[[], ModelSelector] | None = None  # returns the current models; None if they were passed in
     on_credentials_changed: Callable[[], Awaitable[None]] | None = None  # call after a change of credentials
     toolbox: Toolbox | None = None  # None if the server has no tools
-    file_access: FileServices | None = None  # shared by the file tools
+    file_services: FileServices | None = None  # shared by the file tools
     plugins: PluginManager | None = None
     mcp: McpServerPool | None = None
     schedule_files: ScheduleFileSync | None = None  # None if schedules have no files
     heartbeats: HeartbeatSync | None = None  # None if heartbeats were passed in directly
     ui_windows: WindowRegistry | None = None  # None if the server has no web app
     prompt_previews: PromptPreviews | None = None  # previews of system prompts
-    redact: Callable[[str], str] = str  # redacts secrets in answers and errors
-    end_session_work: Callable[[SessionId, str], Awaitable[None]] | None = None  # ends what still runs for a session
+    redact: Callable[[str], str] = str  # redacts secrets in responses and errors
+    end_session_work: Callable[[SessionId, str], Awaitable[None]] | None = None  # stops the work for a session
     explain_model_chain: ExplainModelChain | None = None  # explains which model and key are used now
     external_callbacks: CallbackIntake | None = None  # receives the answers of external agents
     inbound_webhooks: Callable[[], WebhookIntake] | None = None  # receives inbound webhook requests
@@ -116,7 +116,7 @@ class Services(Struct, frozen=True, kw_only=True):
 
     @property
     def defaults(self) -> AgentDefaults:
-        """The settings of the instance that apply to agents which do not set their own."""
+        """The default settings of the instance, for agents without their own values."""
         return self.settings().defaults if self.settings is not None else BUILT_IN_AGENT_DEFAULTS
 
     @property
@@ -126,7 +126,7 @@ class Services(Struct, frozen=True, kw_only=True):
         return None if self.builtin_runners is None else self.builtin_runners.union(from_plugins)
 
     def default_agent(self, conn: sa.Connection) -> str:
-        """Return the agent that answers when a request names none. Raise if there are no agents."""
+        """Return the name of the agent to use if a request names no agent. Raise if there are no agents."""
         named = self.settings().default_agent if self.settings is not None else None
         found = choose_default_agent(named, [agent.name for agent in agents.list_all(conn)])
         if found is None:
@@ -140,16 +140,16 @@ class Services(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """One API call. `name` is `noun.verb`, from which the HTTP route and the CLI command are derived.
+    """One API call. `name` has the form `noun.verb`: the HTTP route and the CLI command are derived from it.
 
-    `permission` is the minimum level that the caller needs, unless the setting `permission_policy`
+    `permission` is the minimum permission level of the caller, unless the setting `permission_policy`
     overrides it. Handlers look rows up with `store/core/lookup` and list them with
     `store/core/row_visibility`: a row that the caller may not see is reported as missing.
 
-    `claims_key`: whether the request's idempotency key is claimed in a separate commit before the
+    `claims_key` says whether the request's idempotency key is claimed in a separate commit before the
     handler starts. If it is, an interrupted request is not performed again under the same key. A
     handler that may fail before its effect calls `services.mark_effect_started()` right before the
-    effect: an earlier error releases the key.
+    effect. An error before this call releases the key.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     has_effect: bool = False
     result: Any = dict[str, Any]
     claims_key: bool = False
-    secret_fields: frozenset[str] = frozenset()  # secret answer fields, not stored for replay
+    secret_fields: frozenset[str] = frozenset()  # response fields that are secret, so they are not stored for replay
 
     @property
     def route(self) -> str:
@@ -168,7 +168,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> tuple[str, str]:
-        """The noun and the verb as they are typed in a terminal, in kebab-case."""
+        """The noun and the verb of the CLI command, in kebab-case."""
         noun, _, verb = self.name.replace("_", "-").partition(".")
         return noun, verb
 
@@ -176,7 +176,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 def unrestricted_operation(
     name: str, summary: str, parameters: Any, handler: Any, result: Any, *, has_effect: bool = True
 ) -> Operation:
-    """Return an operation for every permission level. Its handler limits answers to what the caller may see."""
+    """Return an operation that every caller may use. Its handler returns only what the caller may see."""
     return Operation(
         name=name,
         summary=summary,
@@ -195,8 +195,11 @@ class EmptyRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def perform_operation(
     services: Services, caller: Principal, operation: Operation, body: bytes, *, key: str = ""
 ) -> bytes:
-    """Perform one request: check the permission, parse, check the idempotency key and call the handler."""
-    permission = permissions.decide_operation(operation.name, caller.level, services.permission_policy)
+    """Perform one request and return its response as JSON.
+
+    Checks the caller's permission, the parameters and the idempotency key, then calls the handler.
+    """
+    permission = operation_permissions.decide_operation(operation.name, caller.level, services.permission_policy)
     if not permission.is_allowed:
         raise PermissionDenied(f"call {operation.name}", because=permission.because)
     parsed = parse_request(body, operation.parameters, operation=operation.name)
@@ -221,7 +224,7 @@ async def _call_handler(services: Services, caller: Principal, operation: Operat
 
 
 def parse_request(body: bytes, parameters: type[msgspec.Struct], *, operation: str = "") -> Any:
-    """Decode the parameters of a request. The error for an old parameter of the operation names the new one."""
+    """Decode the parameters of a request. The error for a renamed parameter contains its new name."""
     try:
         parsed = msgspec.json.decode(body or b"{}", type=parameters)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -229,12 +232,12 @@ def parse_request(body: bytes, parameters: type[msgspec.Struct], *, operation: s
     for name in parameters.__struct_fields__:
         value = getattr(parsed, name)
         if isinstance(value, int) and not -NUMBER_MAX <= value < NUMBER_MAX:
-            raise RequestInvalid(because=f"a number has at most 63 bits - at `$.{name}`")
+            raise RequestInvalid(because=f"the number does not fit into 64 bits - at `$.{name}`")
     return parsed
 
 
 def _explain_renamed_parameter(operation: str, parameters: type[msgspec.Struct], because: str) -> str:
-    """Add the current name of a parameter to the decoder's message, if the message names an old one."""
+    """Return the decoder's error message, with the new name of the parameter if the message names a renamed one."""
     found = _UNKNOWN_FIELD.search(because)
     if found is None:
         return because
@@ -252,15 +255,14 @@ async def perform_with_key(
     stored response, and errors are not stored.
 
     An operation with `claims_key` is never performed twice, even if the server is killed. The key is
-    claimed in a commit before the handler starts, and the response replaces the claim. If there is a
-    claim but the request is not in progress, the request was interrupted by a server stop or a
-    cancellation, and its effect is unknown. Every further request with that key then fails with
-    `key.interrupted`, until the claim is purged like a stored response. An error before the effect
-    releases the claim.
+    claimed in a commit before the handler starts, and the response replaces the claim. If a claim exists
+    but its request is not in progress, the request was interrupted by a server stop or a cancellation.
+    Its effect is unknown. Every further request with that key then fails with `key.interrupted`, until
+    the claim is purged like a stored response. An error before the effect releases the claim.
 
     For other operations, the response is stored in a second commit, after the operation's own commit.
-    If the server is killed between the two, a repeated request is performed again. `envelope.send` has
-    no such gap, because it stores the key in its own commit.
+    If the server is killed between the two commits, a repeated request is performed again. For
+    `envelope.send` this cannot happen, because it stores the key in the same commit as the envelope.
     """
     if len(key) > IDEMPOTENCY_KEY_LENGTH_MAX or not is_storable(key):
         raise KeyInvalid(chars_max=IDEMPOTENCY_KEY_LENGTH_MAX)
@@ -331,9 +333,9 @@ class _EffectTracker:
 
 
 def remove_secret_fields(answer: bytes, operation: Operation) -> bytes:
-    """Return the answer without its secret fields, for storage or for a model.
+    """Return a response without its secret fields, for storage or for a model.
 
-    The field `shown_once` of the new answer lists the removed names.
+    The field `shown_once` of the new response lists the names of the removed fields.
     """
     secrets = operation.secret_fields
     if not secrets:

@@ -18,7 +18,7 @@ class ConfigHolder:
         self._listeners.append(listener)
 
     def reload(self) -> tuple[SettingChange, ...]:
-        """Read the file again and notify listeners. If it is invalid, raise BadConfig and change nothing."""
+        """Read the settings file again and notify listeners. If the file is invalid, raise and change nothing."""
         found = reload_configuration(self.current, self.environment)
         self.current, self.pending_changes = found.configuration, found.pending_restart
         for call in self._listeners:

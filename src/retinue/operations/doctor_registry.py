@@ -1,8 +1,9 @@
-"""Registry of the checks that `doctor` runs: each gathers facts and evaluates them with a pure function.
+"""Registry of the checks that `retinue doctor` performs.
 
-A component registers its checks with `register_check(DoctorCheck(...))` where it is defined. Facts
-that several checks share are gathered once. A check that raises is reported as a problem, and the
-other checks still run.
+Each check gathers facts, and evaluates them with a pure function. A component registers its checks
+with `register_check(DoctorCheck(...))` in its own module. Facts that several checks use are gathered
+only once. If a check raises an error, the error is reported as a problem, and the other checks are
+still performed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def build_problem(sentence: str, *, because: str, try_this: str) -> DoctorFindin
 class DoctorContext(Struct, frozen=True, kw_only=True):
     """The parts of the server that doctor checks can examine.
 
-    A stopped server has no runners, plugins or MCP servers; a damaged one may have no store.
+    Without a running server, `runners`, `plugins` and `mcp` are None. If the store cannot be opened,
+    `store` is None.
     """
 
     data_dir: Path
@@ -71,10 +73,10 @@ class DoctorContext(Struct, frozen=True, kw_only=True):
 
 
 class DoctorCheck(Struct, Generic[F], frozen=True, kw_only=True):
-    """One check of the doctor. `gather` returns None if there is nothing to check. The check is then skipped."""
+    """One check of `retinue doctor`. If there is nothing to check, `gather` returns None and the check is skipped."""
 
     name: str
-    ok_message: str  # shown if all is well: "the store's tables are current"
+    ok_message: str  # shown if the check has no findings: "the store's tables are current"
     gather: Callable[[DoctorContext], Awaitable[F | None]]
     evaluate: Callable[[F], Iterable[DoctorFinding]]
 
@@ -118,7 +120,7 @@ def register_check(check: DoctorCheck[F]) -> DoctorCheck[F]:
 
 
 async def run_checks(context: DoctorContext, checks: Sequence[DoctorCheck[Any]] | None = None) -> list[CheckResult]:
-    """Run every doctor check, even if others fail, and return their results."""
+    """Perform the doctor checks and return their results. A check that raises an error does not stop the others."""
     return [await _run_check(context, check) for check in (tuple(CHECKS.values()) if checks is None else checks)]
 
 

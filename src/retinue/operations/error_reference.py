@@ -1,4 +1,4 @@
-"""Find the error classes in the source, and render the reference page of their codes and texts."""
+"""Finds the error classes in the source code, and renders the reference page with their codes and texts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from msgspec import Struct
 
 ROOT_ERROR = "retinue.domain.errors.RetinueError"
-VARIANTS_MAX = 4  # of one text with alternatives
-LOOKUPS_MAX = 8  # of a name that is imported from module to module, or assigned from variable to variable
+VARIANTS_MAX = 4  # alternatives shown for one text
+LOOKUPS_MAX = 8  # steps to resolve a name that is imported from module to module, or assigned again and again
 GIVEN_BY_CALLER = "(depends on the case)"
 
 _HEADER = """\
 # Errors
 
-Every error has a stable code, a sentence, usually a reason and a next step. Words in capitals stand for a value, such
-as NAME for a name.
+Every error has a stable code and a sentence, and usually a reason and a next step. A word in capitals such as NAME
+stands for a value.
 """
 
 
 class ErrorText(Struct, frozen=True):
-    """Code and texts of an error, with each fact as a word in capitals such as NAME.
+    """Code and texts of an error. In the texts, a word in capitals such as NAME stands for a value.
 
-    `source` is the qualified name of the error's class. `description` is empty for an error that is not
-    built by a class with fixed texts but at a call site.
+    `source` is the qualified name of the error's class. `description` is empty if the class has no fixed
+    texts, because the code that raises the error passes them.
     """
 
     code: str
@@ -55,7 +55,7 @@ class _ErrorClass(Struct, frozen=True):
 
 
 def find_errors(folder: Path) -> Iterator[ErrorText]:
-    """Yield every error in the source: first the error classes, then the calls that pass a sentence."""
+    """Yield every error in the source code: first error classes with fixed texts, then calls that pass the text."""
     modules = [_read_module(path, folder) for path in sorted(folder.rglob("*.py")) if "testing" not in path.parts]
     by_name = {module.name: module for module in modules}
     classes = _find_error_classes(by_name)
@@ -86,7 +86,7 @@ def _read_module(path: Path, folder: Path) -> _Module:
 
 
 def _find_error_classes(modules: Mapping[str, _Module]) -> dict[str, _ErrorClass]:
-    """Return the subclasses of the root error, and exceptions with a code, by qualified name."""
+    """Return the subclasses of the root error class, and exception classes with a code, by qualified name."""
     every: dict[str, _ErrorClass] = {}
     for module in modules.values():
         for node in ast.walk(module.tree):
@@ -185,7 +185,7 @@ def _first_paragraph(node: ast.ClassDef) -> str:
 
 
 def _call_texts(call: ast.Call, source: str, classes: Mapping[str, _ErrorClass]) -> Iterator[ErrorText]:
-    """Yield the error of a call that passes a sentence, instead of facts, to an error class."""
+    """Yield the texts of an error that is raised with its own sentence instead of the fixed texts of its class."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     known = classes.get(source)
     code = next(iter(_variants(given.get("code"), {})), "") or (_inherited_code(known, classes) if known else "")
@@ -225,7 +225,7 @@ def _join_variants(node: ast.expr | None, local: Mapping[str, ast.expr]) -> str:
 
 
 def _variants(node: ast.expr | None, local: Mapping[str, ast.expr], depth: int = LOOKUPS_MAX) -> list[str]:
-    """Return the texts that a string expression can have, with each fact as its name in capitals."""
+    """Return the texts that a string expression can produce, with each value replaced by its name in capitals."""
     match node:
         case None:
             return [""]

@@ -39,7 +39,7 @@ class KeyInProgress(Conflict):
     def __init__(self) -> None:
         super().__init__(
             "a request with this idempotency key is in progress",
-            because="an earlier request with this key has arrived, and is not done yet",
+            because="an earlier request with the same key is not finished yet",
             try_this="wait a moment, then retry with the same key",
         )
 

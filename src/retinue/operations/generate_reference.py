@@ -38,14 +38,14 @@ def main() -> None:
 _OPERATIONS_HEADER = """\
 # Operations
 
-An operation is one API call. Each is declared once. HTTP, CLI and tools take its parameters, permission level and
-errors from that declaration:
+An operation is one API call. It has the same parameters, permission level and errors in HTTP, in the CLI and as a tool
+of an agent:
 
 - **HTTP**: `POST` to its route, with the parameters as JSON and your token as `Authorization: Bearer`. If an operation
-  has an effect, the header `Idempotency-Key` prevents a second effect. If it *claims its key*, this holds even if the
-  server is killed during the request: see [idempotency keys](api.md#idempotency-keys).
-- **CLI**: `retinue NOUN VERB`. Words in capitals are positional arguments, the rest are options. `--json` prints the
-  answer as JSON. `--key KEY` is the idempotency key. See [commands](cli.md).
+  has an effect, the header `Idempotency-Key` prevents a second effect. If the operation *claims its key*, the header
+  works even if the server is killed during the request: see [idempotency keys](api.md#idempotency-keys).
+- **CLI**: `retinue NOUN VERB`. Words in capitals are positional arguments, and the other parameters are options.
+  `--json` prints the response as JSON. `--key KEY` is the idempotency key. See [commands](cli.md).
 
 *Needs* is the minimum permission level, unless `permission_policy` in the [settings](settings.md) overrides it.
 """
@@ -77,7 +77,7 @@ def _render_operation(operation: Operation) -> list[str]:
 
 
 def render_usage(operation: Operation) -> str:
-    """Return the command to type: positional arguments, then required options."""
+    """Return the command line of an operation: its positional arguments, then its required options."""
     words = ["retinue", *operation.command]
     for each in describe_parameters(operation):
         if each.positional:
@@ -88,7 +88,7 @@ def render_usage(operation: Operation) -> str:
 
 
 def render_option(parameter: OperationParameter) -> str:
-    """Return the parameter as it is typed: a positional argument in capitals, or an option with its value."""
+    """Return the parameter as the usage line shows it: a positional argument in capitals, or an option and a value."""
     shown = parameter.option[2:].upper().replace("-", "_")
     if parameter.positional:
         return shown
@@ -127,7 +127,7 @@ def _render_default(parameter: OperationParameter) -> str:
 
 
 _OPERATION_TABLE_HEADER = '''\
-"""The operations as the CLI knows them. Made from their declarations by `make generate`."""
+"""The table of operations for the CLI. Generated from their declarations by `make generate`."""
 
 from __future__ import annotations
 
@@ -135,20 +135,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     # name, option, kind, flags (of: required repeated nullable positional), default, choices, help
     Parameter = tuple[str, str, str, str, str | int | float | bool | None, tuple[str, ...], str]
-    # name, summary, whether it has an effect, the level it needs, parameters
+    # name, summary, whether it has an effect, minimum permission level, parameters
     Operation = tuple[str, str, bool, str, tuple[Parameter, ...]]
 
 '''
 
 
 def render_operation_table(operations: Iterable[Operation]) -> str:
-    """Return the source of the CLI's table: plain tuples, which Python loads as one constant to start fast."""
+    """Return the Python source of the CLI's operation table. It consists of plain tuples, which load fast."""
     table = tuple(command_row(operation) for operation in operations)
     return f"{_OPERATION_TABLE_HEADER}OPERATIONS: tuple[Operation, ...] = {_render_literal(table, 0, 37)}\n"
 
 
 _RENAMED_COMMANDS_HEADER = '''\
-"""Commands and options that were renamed, old to new. Made by `make generate` from `domain/renamed_names`."""
+"""Renamed commands and options, from old to new. Generated from `domain/renamed_names` by `make generate`."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ from __future__ import annotations
 
 
 def find_renamed_commands() -> Mapping[str, str]:
-    """Return the commands and options that were renamed, as they are typed after `retinue`."""
+    """Return the renamed commands and options, from old to new, without the word `retinue`."""
     operations = {_render_command(old): _render_command(new) for old, new in renamed_names.OPERATIONS.items()}
     options = {
         _render_command_option(operation, old): _render_command_option(operation, new)
@@ -186,7 +186,7 @@ def render_renamed_commands(renamed: Mapping[str, str]) -> str:
 
 
 def _render_literal(value: object, depth: int, used: int) -> str:
-    """Return Python source for the value, formatted as the code formatter would."""
+    """Return Python source for the value, in the style of the code formatter."""
     if not isinstance(value, tuple):
         return _render_string(value) if isinstance(value, str) else repr(value)
     items = cast("tuple[object, ...]", value)

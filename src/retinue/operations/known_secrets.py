@@ -1,7 +1,7 @@
-"""Collect all known secrets for `text/redaction`: settings, credentials, environment and the owner's token.
+"""Collects all known secrets for `text/redaction`, from settings, credentials, environment and the owner's token.
 
-A secret that cannot be read is skipped: the code that needs it reports the error. This module keeps
-no secrets itself.
+A secret that cannot be read is skipped: the code that uses the secret reports the error. This module
+stores no secrets.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def refresh_redactor(
 
 
 async def collect_secrets(store: Store, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the current secrets by name."""
+    """Return the values of all known secrets, keyed by a name such as `providers.NAME.headers.NAME` or `env:NAME`."""
     stored = await store.read(credentials.list_all)
     registered = await store.read(agents.list_all)
     return await asyncio.to_thread(collect_secret_values, settings, stored, environment, registered)
@@ -128,7 +128,7 @@ def _settings_secrets(value: Any, path: str) -> Iterator[tuple[str, SecretRefere
 
 
 def _provider_header_secrets(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield provider headers written in plain text although their name marks them as secret."""
+    """Yield the values of provider headers that have a secret name but are written in the settings as plain text."""
     for provider, each in settings.providers.items():
         for name, value in each.headers.items():
             if isinstance(value, str) and SECRET_NAME.fullmatch(name):
@@ -138,8 +138,8 @@ def _provider_header_secrets(settings: Settings) -> Iterator[tuple[str, str]]:
 def _connector_secrets(settings: Settings) -> Iterator[tuple[str, SecretReference]]:
     """Yield the secrets that a connector's settings reference as `*_env` and `*_file`.
 
-    For a platform whose settings are not parsed yet, every key with such an ending counts: redacting
-    too much does no harm.
+    If the platform's settings are not parsed yet, every key with one of these endings is treated as a
+    reference to a secret. Redacting too much does no harm.
     """
     for name, connector in settings.connectors.items():
         own = connector.platform_settings
@@ -158,10 +158,9 @@ def _connector_secrets(settings: Settings) -> Iterator[tuple[str, SecretReferenc
 
 
 def _variable_secrets(settings: Settings) -> Iterator[tuple[str, VariableValue]]:
-    """Yield the secret variables and headers given to MCP servers and skill commands.
+    """Yield the secret environment variables and headers of MCP servers and skill commands.
 
-    These are all values from outside the settings file, and values written there under a name that
-    marks them as secret.
+    A value is secret if it comes from outside the settings file, or if it has a secret name.
     """
     handed = {
         **{f"mcp.{name}.env": each.env for name, each in settings.mcp.items()},
@@ -195,7 +194,7 @@ def _url_password(url: str) -> str | None:
 def _key_files(folder: Path) -> list[Path]:
     """List all key files, including those of removed credentials.
 
-    A key stays valid until its provider revokes it.
+    The key of a removed credential stays valid until its provider revokes it.
     """
     try:
         return sorted(path for path in folder.rglob("*") if path.is_file())[:KEY_FILES_MAX]

@@ -19,7 +19,7 @@ from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Operation, Services, perform_operation, remove_secret_fields
 from retinue.operations.schedule.errors import ScheduleOwnerUnclear
-from retinue.policy.access.permissions import is_at_least, lowest_level
+from retinue.policy.access.operation_permissions import is_at_least, lowest_level
 from retinue.store.runs import runs
 from retinue.store.runs.message_authors import get_lineage
 from retinue.store.runs.run_principal import get_run_principal
@@ -35,7 +35,7 @@ _TRUSTED_NOUNS = frozenset(
 )
 _UNTRUSTED_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
 
-_CHANGES_INSTRUCTIONS = frozenset({"heartbeat.add", "heartbeat.remove"})  # tasks it later performs unasked
+_CHANGES_INSTRUCTIONS = frozenset({"heartbeat.add", "heartbeat.remove"})  # tasks that the agent performs by itself
 
 _SCHEDULING_NOUNS = frozenset({"schedule", "reminder", "wakeup"})
 
@@ -43,9 +43,9 @@ _cached_schema = lru_cache(CACHED_SCHEMAS_MAX)(schema_of)
 
 
 class _LazyToolSpec(ToolSpec, frozen=True, kw_only=True):
-    """The declaration of an operation as a tool, whose JSON schema is built on first use.
+    """The declaration of an operation as a tool. Its JSON schema is built on first use.
 
-    Few operations are ever offered to an agent, and building all schemas would slow down every start.
+    Agents get only a few operations as tools, and building all schemas would slow down every start.
     """
 
     arguments: type[msgspec.Struct]
@@ -56,13 +56,14 @@ class _LazyToolSpec(ToolSpec, frozen=True, kw_only=True):
 
 
 class OperationTool:
-    """Makes one operation callable as a tool by agents.
+    """Lets agents call one operation as a tool.
 
-    An agent can do no more than its permission level allows over HTTP. A subagent acts as the agent that started it,
-    with no more rights. Neither can do more than the run principal. A run that is not on behalf of the owner reads only
-    what the run principal may see.
+    An agent has the same permission level in a tool call as over HTTP. A subagent acts as the agent that
+    started it, and has no more rights than that agent. No run has more rights than its run principal. A
+    run that is not on behalf of the owner reads only what its run principal may see.
 
-    A call with an effect uses the call id as idempotency key, so a call repeated after a crash has its effect once.
+    A call with an effect uses the session and the call id as its idempotency key. If the call is repeated
+    after a crash, its effect happens only once.
     """
 
     def __init__(self, operation: Operation, services: Callable[[], Services]) -> None:
@@ -80,9 +81,10 @@ class OperationTool:
         )
 
     def decide_confirmation(self, arguments: Any, context: ToolContext) -> Decision | None:
-        """Ask the owner about every call that only privileged callers may make.
+        """Require the owner's approval for each call with an effect that needs the level privileged.
 
-        Such calls change agents, people and settings, so trusted context does not exempt them.
+        These calls change agents, people and settings. They need the approval even if the agent has read
+        only trusted content.
         """
         operation = self._operation
         if operation.has_effect and is_at_least(operation.permission, PermissionLevel.PRIVILEGED):

@@ -16,6 +16,6 @@ def check_limit(limit: int, *, least: int, most: int, field: str = "limit", try_
 def invalid_cursor(text: str) -> CursorInvalid:
     return CursorInvalid(
         text,
-        because="it must be the `next` of an earlier page",
+        because="it must be the value of `next` in an earlier page",
         try_this="leave it out to get the first page",
     )

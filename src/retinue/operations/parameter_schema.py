@@ -1,4 +1,4 @@
-"""Describe the parameters of operations as plain data, for the CLI and the reference pages."""
+"""Describes the parameters of operations as plain data, for the CLI and the reference pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARAMETER_FLAGS = ("required", "repeated", "nullable", "positional")
 
 
 class ParameterKind(StrEnum):
-    """Type of value that the CLI accepts for a parameter."""
+    """Type of the values that a parameter accepts in the CLI."""
 
     TEXT = "text"
     LONG_TEXT = "long_text"  # text that may be read from stdin
@@ -30,7 +30,7 @@ class ParameterKind(StrEnum):
 
 
 class OperationParameter(Struct, frozen=True, kw_only=True):
-    """One parameter of an operation, and how the CLI takes it: positional or as an option."""
+    """One parameter of an operation, and whether it is an option or a positional argument in the CLI."""
 
     name: str
     option: str
@@ -40,13 +40,12 @@ class OperationParameter(Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...]
     required: bool
     repeated: bool
-    nullable: bool  # null is accepted and differs from leaving it out
+    nullable: bool  # null is accepted, and means something else than an omitted parameter
     positional: bool
 
 
-# Help for parameters whose declaration has no `msgspec.Meta(description=...)`. An entry for one operation
-# (`noun.verb.parameter`) wins over one for a noun (`noun.parameter`), and that over one for all operations
-# (`parameter`).
+# Help for parameters whose declaration has no `msgspec.Meta(description=...)`. A parameter gets the most specific
+# entry: for its operation (`noun.verb.parameter`), for its noun (`noun.parameter`) or for all operations (`parameter`).
 _HELP: Mapping[str, str] = {
     "agent.name": "name of an agent",
     "agent.create_permanent.agent_id": "name of the agent in addresses; default: derived from `name`",
@@ -58,13 +57,13 @@ _HELP: Mapping[str, str] = {
     "agent.register.name": "name of the new agent",
     "agent.set.clear": "field to reset to its default",
     "agent.restore.version": "number of the version to restore",
-    "agent.versions.before": "`next` from the previous page",
+    "agent.versions.before": "`next` of the previous page; default: the first page",
     "approval.answer.allow": "allow the calls; otherwise they are denied",
     "approval.answer.because": "comment on the decision, which the agent reads",
     "approval.answer.scope": "how long the permission lasts",
     "approval.id": "id of an approval, or at least its first 8 digits",
     "config.apply.overwrite": "overwrite changes that were made outside the settings file",
-    "config.apply.reset": "also end and delete all runs, and replace all schedules, bindings and tokens of agents",
+    "config.apply.reset": "also delete all runs, all other schedules and bindings, and replace the tokens of agents",
     "config.check.text": "text of a settings file; default: the file in use",
     "config.patch.changes": "nested tables with the new values, as in the settings file; null removes a setting",
     "config.patch.expected_hash": "hash of the file that you last read, from `config check` or `config show`",
@@ -105,7 +104,7 @@ _HELP: Mapping[str, str] = {
     "run.id": "id of a run, or at least its first 8 digits",
     "schedule.add.enabled": "enable the schedule",
     "schedule.count": "maximum number of occurrences to list",
-    "schedule.gate": "command that decides whether an occurrence runs",
+    "schedule.gate": "command that decides whether the run of an occurrence starts",
     "schedule.list.kind": "only schedules of this kind",
     "schedule.set.attributes": "attributes of the schedule's dedicated conversation",
     "schedule.set.deliver_to": "address that gets the answer, or `none`",
@@ -123,7 +122,7 @@ _HELP: Mapping[str, str] = {
     "session.list.agent": "only sessions of this agent",
     "session.name": "new name of the session",
     "session.set_queue.cap": "maximum number of waiting envelopes",
-    "session.set_queue.debounce_s": "seconds without a new message before waiting envelopes are read",
+    "session.set_queue.debounce_s": "time without a new message before a run reads the waiting envelopes, in seconds",
     "session.set_queue.mode": "how a message is handled while a run is active",
     "session.set_queue.overflow": "what happens when `cap` is reached",
     "session.reset_after_run.reason": "reason, stored with the start of the new context",
@@ -140,7 +139,7 @@ _HELP: Mapping[str, str] = {
     "token.principal": "address of the token's principal, such as agent:ada; default: you",
     "usage.days.by": "how to group the usage of each day",
     "usage.days.from": "first day: 2026-11-15, or -7D; default: 30 days ago",
-    "usage.days.limit": "maximum number of series; all others are summed",
+    "usage.days.limit": "maximum number of series; the remaining ones are added up in one",
     "usage.days.to": "last day; default: today",
     "usage.show.agent": "only the usage of this agent",
     "usage.show.by": "how to group usage and cost",
@@ -156,7 +155,7 @@ _HELP: Mapping[str, str] = {
     "attachments": "file to attach",
     "attempts_max": "maximum number of attempts to complete a run",
     "attributes": "attributes to store with the session",
-    "before": "`next` from the previous page",
+    "before": "`next` of the previous page; default: the first page",
     "color": "color in the web app",
     "concurrency": "maximum number of the agent's sessions that run at once",
     "confirm": "name again, to confirm",
@@ -165,7 +164,7 @@ _HELP: Mapping[str, str] = {
     "cost_microusd_max": "maximum cost of a run, in millionths of a dollar",
     "created_after": "only envelopes accepted after this time",
     "created_before": "only envelopes accepted before this time",
-    "cursor": "`next` from the previous page",
+    "cursor": "`next` of the previous page; default: the first page",
     "day_microusd_max": "maximum cost of the agent's runs in a day, in millionths of a dollar",
     "delegation_allow": "agents that this agent sees and may delegate to",
     "delegation_deny": "agents that this agent does not see and may not delegate to",
@@ -188,7 +187,7 @@ _HELP: Mapping[str, str] = {
     "external_timeout_s": "maximum time to wait for the external agent's answer, in seconds",
     "external_retries": "maximum number of retries of a failed request to the external agent",
     "fallbacks": "model to use when the model before it fails",
-    "heartbeat_ack_chars_max": "maximum number of characters besides HEARTBEAT_OK in a reply that is not an alert",
+    "heartbeat_ack_chars_max": "a reply with HEARTBEAT_OK is an alert if it has more than this many other characters",
     "heartbeat_active_end": "time of day at which heartbeats end: HH:MM, up to 24:00",
     "heartbeat_active_start": "time of day at which heartbeats start: HH:MM",
     "heartbeat_active_zone": "time zone of the heartbeat start and end times; default: the owner's",
@@ -215,7 +214,7 @@ _HELP: Mapping[str, str] = {
     "principal": "address of the principal; default: you",
     "provider": "provider of the model",
     "queue_cap": "maximum number of envelopes that wait while the agent is busy",
-    "queue_debounce_s": "seconds without a new message before waiting envelopes are read",
+    "queue_debounce_s": "time without a new message before a run reads the waiting envelopes, in seconds",
     "queue_mode": "how a message is handled while a run is active",
     "queue_overflow": "what happens when `queue_cap` is reached",
     "reset_context_tokens_max": "context size in tokens above which the next run starts a new context; 0: never",
@@ -225,7 +224,7 @@ _HELP: Mapping[str, str] = {
     "reply_to": "id of the envelope that this envelope answers",
     "role": "owner, member or guest",
     "run_seconds_max": "maximum duration of a run, in seconds",
-    "runner": "runner, which takes the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
+    "runner": "runner that performs the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
     "runs_days": "delete the steps of runs that ended at least this many days ago; default: keep them",
     "sandbox_mode": "which sessions run commands in the sandbox; the server's setting applies if it is stricter",
     "sandbox_scope": "which commands share a container; the server's setting applies if it is stricter",
@@ -272,7 +271,7 @@ _POSITIONALS_MAX = 2
 
 
 def command_row(operation: Operation) -> tuple[object, ...]:
-    """Return an operation's row of the CLI table: plain values that can be written as source or sent."""
+    """Return an operation's row of the CLI table, as plain values for Python source code or for a response."""
     found = tuple(
         (
             each.name,
@@ -362,7 +361,7 @@ def _union_shape(types: Sequence[inspect.Type]) -> tuple[ParameterKind, tuple[st
         return shapes[0]
     kinds = {kind for kind, _, _ in shapes}
     if len(types) == 2 and {type(each) for each in types} == {inspect.StrType, inspect.StructType}:
-        return ParameterKind.TEXT, (), False  # the text is a short form of the object
+        return ParameterKind.TEXT, (), False  # in the CLI, a string is the short form of the object
     return (
         (ParameterKind.DECIMAL, (), False)
         if kinds == {ParameterKind.NUMBER, ParameterKind.DECIMAL}

@@ -1,6 +1,6 @@
-"""Build the tool context of a call that is made outside of a run, or that is only explained.
+"""Builds the tool context for tool calls outside of runs, and for `policy explain`.
 
-`policy explain` and direct calls use the same context, so an explanation matches what really happens.
+`policy explain` and direct calls use the same context, so an explanation matches the decision about a real call.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ async def build_tool_context(
     entry_point: CallSource,
     as_if: Callable[[Agent], Agent] | None = None,
 ) -> TurnContext:
-    """Return the context of a call from this entry point, in one of the agent's sessions or in a new one.
+    """Return the context of a tool call, in one of the agent's sessions or in a new one.
 
-    The sender defaults to the owner of the session, or else the caller. The model defaults to the one
-    that the agent would use. A direct call has no model, and a session only if one is given. `as_if`
-    returns the agent with changes that are not stored yet.
+    `entry_point` says how the call is made. For a call by a model, the sender defaults to the owner of
+    the session, or else to the caller. The model defaults to the one that the agent would use. A direct
+    call has no model. `as_if` returns the agent with changes that are not stored yet.
     """
 
     def read(conn: sa.Connection) -> tuple[Agent, Session | None, list[Record], tuple[Agent, ...]]:
@@ -100,7 +100,7 @@ async def build_tool_context(
 
 
 def _read_requesters(conn: sa.Connection, *, on_behalf_of: Address, session: Session | None) -> tuple[Requester, ...]:
-    """Return the people who wrote last in the session, or else the person the call is for."""
+    """Return the people who wrote last in the session of a channel, or else the principal that the call is for."""
     spoke = (
         get_last_requesters(conn, session) if session is not None and on_behalf_of.kind is AddressKind.CHANNEL else ()
     )
@@ -136,7 +136,10 @@ def _first_model(services: Services, agent: Agent, session: Session | None) -> s
 
 
 def _untrusted_note(services: Services, session: Session | None) -> Record:
-    """Return an untrusted note: outside its runs, an agent's request may stem from anything that it has read."""
+    """Return an empty untrusted record, which makes the context of a direct call untrusted.
+
+    When an agent makes a direct call, the server cannot know what the agent has read before.
+    """
     note = Note(text="", trust=Trust.UNTRUSTED)
     return Record(
         session=session.id if session is not None else SessionId(""),

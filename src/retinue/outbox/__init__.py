@@ -1,1 +1,1 @@
-"""Sends envelopes out: deliveries to channels, retries, previews and webhooks."""
+"""Sends envelopes to channels, external agents and webhooks, and retries failed deliveries."""

@@ -1,4 +1,4 @@
-"""Notifies webhooks that an envelope is done: once, signed, through the outbox."""
+"""Sends a signed notification to the webhook of an envelope when the envelope is done."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The JSON body of a completion webhook. `id` is the envelope that is done.
+    """The JSON body of a completion webhook.
 
-    `status` is complete, failed or cancelled.
+    `id` is the id of the envelope that is done. `status` is `complete`, `failed` or `cancelled`.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 class CompletionConnector(Struct, frozen=True):
     """The connector that sends completion webhooks.
 
-    A notification may be sent twice, because receivers deduplicate by id.
+    The same notification may be sent more than once. Receivers deduplicate it by `id`.
     """
 
     store: Store
@@ -68,7 +68,7 @@ class CompletionConnector(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Do nothing: this connector only sends."""
+        """Wait forever: this connector only sends."""
         del accept
         await asyncio.Event().wait()
 
@@ -76,7 +76,7 @@ class CompletionConnector(Struct, frozen=True):
         envelope = part.envelope
         found = await self.store.read(partial(_find_completion, envelope=envelope))
         if found is None:
-            raise _build_refused("only the outcome of an envelope is sent here, to the webhook of that envelope")
+            raise _build_refused("this connector sends only notifications that an envelope with a webhook is done")
         webhook, completion = found
         body = _encode(
             msgspec.structs.replace(
@@ -126,12 +126,12 @@ def _find_completion(conn: sa.Connection, *, envelope: Envelope) -> tuple[Webhoo
 
 
 def build_completion(conn: sa.Connection, envelope: Envelope) -> Completion:
-    """Return the notification that an envelope is done, from its stored outcome."""
+    """Build the completion notification of an envelope from its stored outcome."""
     form: dict[str, Any] = {"id": envelope.id, "agent_id": envelope.recipient.name, "session_id": envelope.session}
     delegation = delegations.get(conn, envelope.id)
     settled = envelopes.get_outcome(conn, envelope.id)
     if settled is None:
-        return Completion(**form, status="failed", error="it has no outcome yet")
+        return Completion(**form, status="failed", error="the envelope has no outcome yet")
     if settled.outcome is not Outcome.ANSWERED:
         cancelled = settled.outcome is Outcome.CANCELLED
         error = delegation.because if delegation is not None and delegation.because else settled.because
@@ -140,7 +140,7 @@ def build_completion(conn: sa.Connection, envelope: Envelope) -> Completion:
 
 
 def _get_response(conn: sa.Connection, envelope: Envelope, answer: str | None, delegation: Delegation | None) -> str:
-    """Return the answer text, or the final text of the run if there was no answer."""
+    """Return the text of the answer. For delegated work without an answer, return the run's final text."""
     if (reply := envelopes.get(conn, answer) if answer is not None else None) is not None:
         return reply.text
     if delegation is None or delegation.state is not DelegationState.DONE or envelope.run is None:

@@ -1,4 +1,4 @@
-"""Retries dead letters. An envelope that is done never changes, so its content is posted as a new envelope."""
+"""Retries dead letters. An envelope that is done never changes, so a retry is a new envelope with its content."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from retinue.store.envelopes.dead_letters import (
 
 
 def requeue_dead_letter(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> AcceptResult:
-    """Post a dead letter again, in the caller's transaction.
+    """Post the content of a dead letter as a new envelope, in the caller's transaction.
 
-    Refused unless the envelope and all its earlier retries are dead letters.
+    Raises an error unless the envelope and all its earlier retries are dead letters.
     """
     tx = Transaction(conn, now_ms)
     envelope = envelopes.get(conn, envelopes.resolve_id(conn, id_text))
@@ -43,7 +43,7 @@ def requeue_dead_letter(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId
 
 
 def _build_retry(envelope: Envelope, new_id: EnvelopeId, *, number: int) -> EnvelopeDraft:
-    """Return the draft of a retry, with the same content and addresses. Times are not copied: a retry is sent now."""
+    """Return the draft of a retry: the same content and addresses, but without delay or expiry time."""
     return EnvelopeDraft(
         id=new_id,
         sender=envelope.sender,

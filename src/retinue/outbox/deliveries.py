@@ -1,4 +1,4 @@
-"""The outbox: delivers envelopes to channels, one queue per channel, through their connectors."""
+"""The outbox: sends the envelopes of each channel in order, through the channel's connector."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class OutboxLimits(Struct, frozen=True, kw_only=True):
     send_s_max: float = SEND_S_MAX
     channels_active_max: int = CHANNELS_ACTIVE_MAX
     channels_per_connector_max: int = (
-        CHANNELS_PER_CONNECTOR_MAX  # for each connector: a slow one leaves slots to the others
+        CHANNELS_PER_CONNECTOR_MAX  # per connector, so that a slow connector leaves slots for the others
     )
     channels_queued_max: int = CHANNELS_QUEUED_MAX
     channels_waiting_max: int = CHANNELS_WAITING_MAX
@@ -88,15 +88,14 @@ class _ChannelState(Struct, eq=False):
 
     channel: str
     connector_name: str
-    was_woken: bool = False  # woken while it was served: check once more before it is dropped
-    may_have_attempt: bool = True  # an attempt may have been left open, or may wait for a retry
+    was_woken: bool = False  # `wake` was called while it was served: check it again before removing it
+    may_have_attempt: bool = True  # an earlier attempt may have been left open, or may wait for a retry
     waited: EnvelopeId | None = None
     failures: int = 0
 
 
 class _ChannelQueue:
-    """Channels that wait for a slot: first come, first served within a connector, round-robin
-    between connectors."""
+    """Queue of channels that wait for a slot: first in, first out per connector, round-robin across connectors."""
 
     def __init__(self, limits: OutboxLimits) -> None:
         self._limits = limits
@@ -117,7 +116,7 @@ class _ChannelQueue:
         self._count += 1
 
     def take(self) -> _ChannelState | None:
-        """Return the next channel that may send, and take a slot for it. None if no slot is free."""
+        """Return the next channel that may send, and take a slot for it. None if there is no channel or slot."""
         if self._used.total() >= self._limits.channels_active_max:
             return None
         for instance in self._waiting:
@@ -140,7 +139,7 @@ class _ChannelQueue:
             del self._used[channel.connector_name]
 
     def pause(self, connector_name: str) -> None:
-        """Take no channel of this connector until `resume` was called as often as `pause`."""
+        """Take no channel of this connector until `resume` was called once for each `pause`."""
         self._paused[connector_name] += 1
 
     def resume(self, connector_name: str) -> None:
@@ -150,18 +149,19 @@ class _ChannelQueue:
         return self._paused[connector_name] > 0
 
     def is_contended(self, channel: _ChannelState) -> bool:
-        """Whether another channel waits for the slot that this channel holds."""
+        """Whether another channel waits for the slot that this channel uses."""
         if channel.connector_name in self._waiting:
             return True
         return bool(self._waiting) and self._used.total() >= self._limits.channels_active_max
 
 
 class Outbox:
-    """Delivers envelopes to channels, each channel in order. Every envelope ends delivered, dead,
-    or interrupted if the result is unknown.
+    """Sends envelopes to channels. The envelopes of one channel are sent in order.
 
-    A channel that waits, fails or is slow does not block other channels. Connectors are looked up
-    by name when an envelope is sent, so `connectors` may change at any time.
+    Each envelope gets one outcome, such as delivered, dead (it failed for good) or interrupted (it
+    is unknown whether it arrived). A channel that waits, fails or is slow does not block other
+    channels. Connectors are looked up by name when an envelope is sent, so `connectors` may change
+    at any time.
     """
 
     def __init__(
@@ -199,18 +199,18 @@ class Outbox:
         self._is_running = False
 
     def set_wake_callback(self, wake: Callable[[Wake], None]) -> None:
-        """Set the callback for wake-ups of sessions, for example for a notice that an envelope was not delivered."""
+        """Set the function that wakes a session, for example after a delivery failed and its sender gets a notice."""
         self._on_wake = wake
 
     async def start(self) -> None:
-        """Resume interrupted deliveries, then send whatever is due."""
+        """Resume interrupted deliveries, then send the envelopes that are due."""
         await self._scan_store()
         self._is_running = True
         self._stopping.clear()
         self._dispatch()
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
-        """Claim nothing more, and wait up to `drain_s` for sends in progress. The next start resumes the rest."""
+        """Start no new delivery, and wait up to `drain_s` seconds for current ones. The next start resumes the rest."""
         self._is_running = False
         self._stopping.set()
         if self._serve_tasks and drain_s > 0:
@@ -220,7 +220,7 @@ class Outbox:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Stop at once, as a crash would. The next start resumes from the store."""
+        """Cancel all tasks at once, as in a crash. The next start resumes all deliveries from the store."""
         self._is_running = False
         for task in self._tasks():
             task.cancel()
@@ -240,7 +240,7 @@ class Outbox:
 
     @property
     def active_count(self) -> int:
-        """Number of channels that are served or queued."""
+        """Number of channels that are queued or being served."""
         return len(self._channels) - len(self._wait_tasks)
 
     @property
@@ -257,14 +257,14 @@ class Outbox:
             self._scan_task = asyncio.create_task(self._rescan(), name="outbox checked again")
 
     async def _serve(self, channel: _ChannelState) -> None:
-        """Serve a channel until it has nothing due or another channel needs the slot.
+        """Send the due envelopes of a channel, until none is left or another channel needs the slot.
 
         All errors are caught here, so that they affect no other channel.
         """
         try:
             wait_s = await self._send_due(channel)
             channel.failures = 0
-        except Exception as error:  # the store has the state of this channel: check it again
+        except Exception as error:  # retry: the state of this channel is read from the store again
             log.error(
                 "channel delivery failed, retrying",
                 exc_info=None if isinstance(error, StoreError) else error,
@@ -286,9 +286,9 @@ class Outbox:
         self._dispatch()
 
     async def _send_due(self, channel: _ChannelState) -> float | None:
-        """Send the channel's due envelopes. Returns the seconds until it is served again.
+        """Send the channel's due envelopes. Returns the seconds until the channel is served again.
 
-        0 means as soon as it has a slot, and None means when it is woken.
+        0 means as soon as a slot is free. None means not before `wake` is called.
         """
         sent = 0
         while self._is_running:
@@ -353,9 +353,10 @@ class Outbox:
     async def _send_parts(
         self, channel: _ChannelState, connector: Connector, attempt: OpenAttempt
     ) -> PartSent | AttemptFailed:
-        """Send the parts in order. Each receipt is stored before the next part is sent, so no part is sent twice.
+        """Send the parts of an envelope in order, except for those that have already arrived.
 
-        The last receipt is stored in the commit that ends the envelope.
+        The receipt of each part is stored before the next part is sent, so a retry continues with
+        the next part. The receipt of the last part is stored together with the outcome.
         """
         result: PartSent | AttemptFailed | None = None
         last = 0
@@ -375,9 +376,9 @@ class Outbox:
         return result or PartSent(attempt.receipts[last], last)
 
     def _build_parts(self, connector: Connector, attempt: OpenAttempt) -> Iterable[DeliveryPart]:
-        """Return the delivery parts.
+        """Split an envelope into delivery parts.
 
-        Secrets are redacted before the text is split, because half a secret is not recognized.
+        Secrets are redacted before the split, because redaction does not recognize half a secret.
         """
         envelope, cut = attempt.envelope, attempt.split
         if cut is None:
@@ -387,9 +388,9 @@ class Outbox:
         return split_envelope(envelope, cut.able, cut.words, cut.setting)
 
     async def _wait_between_parts(self, channel: _ChannelState) -> bool:
-        """Wait before the next part: a human-like delay, and any delay that the platform requested.
+        """Wait before the next part: the configured delay, and any delay that the platform requested.
 
-        Returns False if the outbox stops.
+        Returns False if the outbox is stopping.
         """
         if (delay := self._get_reply_delivery(channel.connector_name).delay_range_ms) is not None:
             await self._wait_unless_stopping(self._clock.sleep(self._random.uniform(*delay) / 1000))
@@ -456,7 +457,7 @@ class Outbox:
         return await self._write_with_retry(write)
 
     async def _write_with_retry(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write to the store, with retries. A platform reports its result once, so it must not be lost."""
+        """Write to the store, and retry if it fails. A delivery result is known only once, so it must not be lost."""
         while True:
             try:
                 return await write()
@@ -502,15 +503,15 @@ class Outbox:
         try:
             await self._scan_store()
         except StoreError as error:
-            log.error("store failed, the outbox checked again", extra={"code": error.code})
+            log.error("outbox could not read the store, retrying", extra={"code": error.code})
         self._scan_task = None
         self._dispatch()
 
     async def _scan_store(self) -> None:
-        """Wake channels that were interrupted or have an envelope due.
+        """Wake the channels that have an interrupted delivery or a due envelope.
 
-        Scans a limited number of channels in address order. The next scan continues from there, so that every channel
-        is found.
+        One call scans a limited number of channels, in address order. The next call continues after
+        the last of them.
         """
         limit = self._limits.channels_queued_max
         due = partial(deliveries.list_due_channels, now_ms=self._now_ms(), after=self._scan_position, limit=limit)
@@ -546,6 +547,6 @@ class Outbox:
 
 
 def _limit_text(text: str, chars_max: int) -> str:
-    """Return text from outside, made storable and limited in length."""
+    """Replace the characters that cannot be stored, and truncate the text to `chars_max` characters."""
     plain = make_storable(text)
     return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"

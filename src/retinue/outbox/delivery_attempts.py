@@ -1,10 +1,10 @@
-"""The two commits of a delivery: one opens an attempt before anything is sent, and one closes it with the result.
+"""The two commits of a delivery attempt: one opens it before anything is sent, one closes it with the result.
 
-An attempt with several parts has a small commit between them (`store_part`).
+If an envelope is sent in several parts, `store_part` commits the receipt of each part in between.
 
-Envelopes of a channel are sent in the order (due time, sequence), also with retries. An envelope that failed
-temporarily waits with a later due time. So a channel first looks for an envelope that waits for a retry
-(`deliveries.get_waiting_retry`). While that envelope waits, all later envelopes wait too.
+The envelopes of a channel are sent in the order (due time, sequence). An envelope that waits for a
+retry has a later due time, and yet all newer envelopes of the channel must wait for it. So
+`open_attempt` looks for it first (`deliveries.get_waiting_retry`).
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ _decode = msgspec.json.Decoder(SplitInputs).decode
 
 
 class PartSent(Struct, frozen=True):
-    """Result of an attempt that sent all parts of an envelope."""
+    """Result of sending a part. As the result of a complete attempt, it is that of the last part."""
 
-    receipt: str  # of its last part
+    receipt: str  # the platform's proof that it accepted the part
     part: int = 0
 
 
 class AttemptFailed(Struct, frozen=True, kw_only=True):
     """Result of an attempt that failed. `is_unknown` means that the envelope may have arrived.
 
-    `is_own_stop` means that the server itself stopped between two parts. The next attempt continues, and the failed
-    attempt does not count as a failure of the platform.
+    `is_own_stop` means that the server itself stopped between two parts. This does not count as a
+    failure of the platform, and the next attempt continues with the next part.
     """
 
     kind: str
@@ -94,12 +94,12 @@ class OpenAttempt(Struct, frozen=True):
 
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
-    receipts: Mapping[int, str] = {}  # receipts by part
-    split: SplitInputs | None = None  # None: it is sent unsplit
+    receipts: Mapping[int, str] = {}  # by part number, for the parts that have already arrived
+    split: SplitInputs | None = None  # None: send the envelope unsplit
 
 
 class WaitingAttempt(Struct, frozen=True):
-    """Result of `open_attempt`: the first envelope waits for its next attempt, and all later envelopes wait too."""
+    """Result of `open_attempt`: the channel's first envelope waits for a retry, so all later envelopes wait too."""
 
     envelope: EnvelopeId
     wait_s: float
@@ -109,7 +109,7 @@ class WaitingAttempt(Struct, frozen=True):
 class NothingDue(Struct, frozen=True):
     """Result of `open_attempt`: no envelope is due.
 
-    `has_more` means that the limit per commit was reached, and another call may find an envelope.
+    `has_more` means that the call reached its limit, and another call may find an envelope.
     """
 
     wakes: tuple[Wake, ...] = ()
@@ -117,7 +117,7 @@ class NothingDue(Struct, frozen=True):
 
 
 class ClosedAttempt(Struct, frozen=True):
-    """How an attempt was closed. `wait_s` is set if there will be another attempt."""
+    """Result of `close_attempt`. `wait_s` is the delay before the next attempt, or None if there is none."""
 
     wakes: tuple[Wake, ...] = ()
     wait_s: float | None = None
@@ -126,11 +126,11 @@ class ClosedAttempt(Struct, frozen=True):
 def open_attempt(
     conn: sa.Connection, *, channel: str, look: bool, rested: EnvelopeId | None, terms: DeliveryRules, now_ms: int
 ) -> OpenAttempt | WaitingAttempt | NothingDue:
-    """Open the next attempt in a channel in which no other attempt is in progress.
+    """Open the next delivery attempt in a channel. No other attempt may be in progress there.
 
-    `look` means that an earlier attempt may have been left open, or may wait for a retry. `rested`
-    is an envelope that has waited long enough by a monotonic clock, even if the wall clock was set
-    back.
+    Set `look` if an earlier attempt may have been left open, or may wait for a retry. `rested` is
+    the id of an envelope whose waiting time has passed by the monotonic clock. It is sent even if
+    the wall clock was set back meanwhile.
     """
     tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []
@@ -182,7 +182,10 @@ def _build_attempt(tx: Transaction, envelope: Envelope, rules: DeliveryRules, wa
 
 
 def _get_stored_split(tx: Transaction, envelope: Envelope) -> SplitInputs | None:
-    """Return the split with which earlier parts were sent, even if settings or the platform have changed since."""
+    """Return how the envelope was split for the parts that arrived, or None if that is not stored.
+
+    The remaining parts must use the same split, even if settings have changed since.
+    """
     kept = delivery_parts.get_split(tx.conn, envelope.id)
     try:
         return _decode(kept) if kept else None
@@ -193,16 +196,16 @@ def _get_stored_split(tx: Transaction, envelope: Envelope) -> SplitInputs | None
 def store_part(
     conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int, cut: SplitInputs | None = None
 ) -> None:
-    """Store the receipt of a part that is not the last.
+    """Store the receipt of a part that was sent.
 
-    This part is then not sent again, and the other parts keep the same split.
+    A later attempt then skips this part, and splits the envelope in the same way.
     """
     channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
     delivery_parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, split_by=cut_by)
 
 
 def _get_access_refusal(tx: Transaction, envelope: Envelope, rules: DeliveryRules) -> str:
-    """Return why an agent may not write to the channel, or an empty string. Checked once, before any part is sent."""
+    """Return why an agent may not write to the channel, or an empty string. Checked only before the first attempt."""
     if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.attempts:
         return ""
     because = rules.get_refusal(tx.conn, envelope)
@@ -212,7 +215,7 @@ def _get_access_refusal(tx: Transaction, envelope: Envelope, rules: DeliveryRule
 def _get_send_refusal(tx: Transaction, envelope: Envelope, sending: SendSettings) -> str:
     """Return why a message of an agent must not be sent, or an empty string.
 
-    The server's own messages are always sent: command answers, questions and notices.
+    The server's own messages are always sent: answers to commands, questions and notices.
     """
     if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.sender.session is None:
         return ""
@@ -292,7 +295,7 @@ def _close_failed(
 def _count_failed_attempts(tx: Transaction, envelope: Envelope) -> int:
     """Return the number of attempts since a part last arrived.
 
-    A long message that arrives part by part is not failing.
+    Earlier attempts do not count, because a long message that arrives part by part is not failing.
     """
     arrived_ms = delivery_parts.get_last_ms(tx.conn, envelope.id)
     if arrived_ms is None:
@@ -303,13 +306,13 @@ def _count_failed_attempts(tx: Transaction, envelope: Envelope) -> int:
 def _get_delay_s(failed: AttemptFailed, attempt: int) -> float:
     """Return the delay before the next attempt: the exponential back-off plus the delay that the platform requested.
 
-    There is no jitter, so that the store alone determines what comes next.
+    There is no jitter, so the delay is predictable.
     """
     return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + get_requested_delay_s(failed)
 
 
 def get_requested_delay_s(failed: AttemptFailed) -> float:
-    """Return the delay that the platform requested, up to a limit."""
+    """Return the delay that the platform requested, at most `RETRY_AFTER_S_MAX`. 0 if it requested none."""
     asked_s = failed.retry_after_s
     return min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
 
@@ -352,7 +355,7 @@ def _end(tx: Transaction, envelope: Envelope, outcome: Outcome, *, because: str,
 
 
 def _note_for_agent(tx: Transaction, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
-    """Post a note about how a delivery ended, which the agent reads in its next turn.
+    """Post a note to an agent that its envelope was not delivered. The agent reads the note in its next turn.
 
     The note starts no run, so it cannot cause a loop.
     """
@@ -374,7 +377,10 @@ def _note_for_agent(tx: Transaction, envelope: Envelope, outcome: Outcome, *, te
 
 
 def _describe_outcome(outcome: Outcome, kind: str) -> str:
-    """Return a fixed text for an outcome. The platform's text is not shown: anyone may have written it."""
+    """Return a fixed text for an outcome.
+
+    The error text from the platform is left out, because it may contain text that other people wrote.
+    """
     match outcome:
         case Outcome.INTERRUPTED:
             return "may or may not have arrived, and was not sent again."

@@ -1,4 +1,4 @@
-"""Errors of sending: retries of dead letters, and channels that an agent cannot write to."""
+"""Errors of the outbox: a dead letter cannot be retried, or an agent cannot write to a channel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from retinue.domain.errors import Conflict, NotAllowed
 
 
 class NotDeadLetter(Conflict):
-    """The envelope to retry is not a dead letter. `is_done`: it already has an outcome."""
+    """The envelope to retry is not a dead letter. `is_done` means that it has an outcome."""
 
     code = "dead.not_dead"
 
@@ -26,7 +26,7 @@ class DecisionNotRetryable(Conflict):
     def __init__(self, envelope: str) -> None:
         super().__init__(
             f"envelope {envelope} is a decision on an approval and cannot be retried",
-            because="it allowed some calls once, and some of these calls may have been made",
+            because="it allowed tool calls once, and some of these calls may have been made",
             try_this="ask the agent again",
         )
 
@@ -45,7 +45,7 @@ class DelegationNotRetryable(Conflict):
 
 
 class AlreadyRetried(Conflict):
-    """A retry of the dead letter is pending or done."""
+    """A retry of the dead letter is pending, or is done and not itself a dead letter."""
 
     code = "dead.already_retried"
 
@@ -71,7 +71,7 @@ class TooManyRetries(Conflict):
 
 
 class ChannelNotWritable(NotAllowed):
-    """The agent is not bound to the channel, or no person in the channel is admitted."""
+    """The agent is not bound to the channel, or the access rules admit no person in it."""
 
     code = "delivery.no_binding"
 

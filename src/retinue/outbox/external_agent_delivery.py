@@ -1,7 +1,7 @@
 """Delivers delegated work to external agents, with one channel per session.
 
-This work goes through the outbox, so retries, dead letters and notices work as for every delivery. Answers arrive
-through `intake/external_callbacks`.
+The outbox retries these deliveries, keeps dead letters and sends notices, as for every other
+channel. Answers arrive through `intake/external_callbacks`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from retinue.tools.web.guarded_request import GuardedHttpClient
 from retinue.tools.web.url_guard import UrlGuard
 
 ATTEMPT_S = 5.0  # for one attempt; the external agent's work may take as long as the agent's `timeout_s`
-ATTEMPTS_MAX = 21  # more than any agent's own `retries`
+ATTEMPTS_MAX = 21  # more than the maximum of an agent's setting `retries`
 USER_AGENT = "retinue"
 
 _SLASHES = re.compile(r"/{2,}")
@@ -56,8 +56,8 @@ _encode = msgspec.json.Encoder().encode
 def get_unsolicited_recipient(conn: sa.Connection, origin: Origin) -> tuple[Address, bool]:
     """Return the recipient of an external agent's unsolicited message, and whether the message is silent.
 
-    If the recipient is an agent, it reads the message in its next turn, because such a message must
-    not start work.
+    A message to an agent is silent: the agent reads it in its next turn, because an unsolicited
+    message must not start a run.
     """
     asker = sessions.get(conn, origin.parent) if origin.parent is not None else None
     if asker is not None:
@@ -84,7 +84,7 @@ class _ExternalDelivery(Struct, frozen=True):
 
 
 def _find_delivery(conn: sa.Connection, *, envelope: Envelope) -> _ExternalDelivery | None:
-    """Return where to deliver an envelope. None if no run delegated it: this connector delivers only delegated work."""
+    """Return the external agent and session for an envelope. None if it is not work for an external agent."""
     delegation = delegations.get(conn, envelope.id) if envelope.kind is EnvelopeKind.DELEGATION else None
     if delegation is None or delegation.kind is not DelegationKind.EXTERNAL:
         return None
@@ -95,16 +95,15 @@ def _find_delivery(conn: sa.Connection, *, envelope: Envelope) -> _ExternalDeliv
 
 
 def get_external_session_id(conn: sa.Connection, session: SessionId) -> str:
-    """Return the id of a session at the external agent: an id chosen for that agent, or else the session's own id."""
+    """Return the session id that the external agent uses: a key assigned to the session, or else its own id."""
     return external_keys.get_key(conn, session) or session
 
 
 class ExternalAgentConnector(Struct, frozen=True):
     """The connector that sends envelopes to external agents.
 
-    They deduplicate by envelope id, so a delivery may be repeated.
-
-    `get_base_url` returns the URL at which they reach this server.
+    External agents deduplicate by envelope id, so a delivery may be repeated. `get_base_url` returns
+    the URL at which they reach this server.
     """
 
     store: Store
@@ -117,7 +116,7 @@ class ExternalAgentConnector(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Do nothing: messages of external agents arrive through the API."""
+        """Wait forever: messages of external agents arrive through the API."""
         del accept
         await asyncio.Event().wait()
 
@@ -125,7 +124,7 @@ class ExternalAgentConnector(Struct, frozen=True):
         envelope = part.envelope
         work = await self.store.read(partial(_find_delivery, envelope=envelope))
         if work is None:
-            raise _build_refused("only work for an external agent is sent here")
+            raise _build_refused("this connector sends only work that was delegated to an external agent")
         body = _encode(self._build_body(envelope, work))
         at = str(int(self.clock.now().timestamp()))
         signature = sign_message(
@@ -182,12 +181,15 @@ def _build_refused(sentence: str) -> DeliveryFailed:
 
 
 def make_http(settings: Settings) -> GuardedHttpClient:
-    """Return the guarded HTTP client: it reaches public hosts, and local hosts that the owner allowed."""
+    """Return an HTTP client that connects only to public hosts, and to private hosts that the owner allowed."""
     return GuardedHttpClient(UrlGuard(ports=settings.web.ports, private_hosts=settings.external.private_hosts))
 
 
 def get_own_url(settings: Settings) -> str:
-    """Return the URL of this server for external agents. A listening server writes it to its data directory."""
+    """Return the URL at which external agents reach this server.
+
+    It is the configured URL, or else the one that the running server wrote to its data directory.
+    """
     if named := settings.external.callback_url or settings.public_url:
         return named
     try:

@@ -1,7 +1,7 @@
-"""Decides where agents may write: to channels of connectors that they are bound to, if the access
-rules admit someone in the channel.
+"""Decides which channels an agent may write to.
 
-An answer always goes to the channel of its question.
+An agent may write to the channels of its bindings, if the access rules admit someone in the
+channel. It may always answer in the channel in which a question was asked.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from retinue.store.envelopes import envelopes
 from retinue.store.sessions import sessions
 
 GetRefusal = Callable[[sa.Connection, Envelope], str]
-"""Returns why an envelope is not sent, or an empty string if it is."""
+"""Returns why an envelope must not be sent, or an empty string if it may be sent."""
 
 
 def allow_all(_conn: sa.Connection, _envelope: Envelope) -> str:
-    """Return no refusal: agents may write to every channel. Used by servers without bindings."""
+    """Refuse nothing: agents may write to every channel. Used if no other check is configured."""
     return ""
 
 
 class OutboundAccess:
     """Decides whether an agent may write to a channel.
 
-    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the agent that answers
-    in channels without a binding, and so may write to them.
+    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
+    agent that answers in channels without a binding, and so may write to them.
     """
 
     def __init__(
@@ -78,11 +78,9 @@ class OutboundAccess:
         return f"no one in this channel may write to {instance}"
 
     def _is_known(self, conn: sa.Connection, agent: str, service: str, recipient: Address) -> bool:
-        """Whether someone in the channel is allowed to write to this server.
+        """Whether someone in the channel may write to this server, or the agent already has a session there.
 
-        In a direct channel, that is the person with the channel's id.
-
-        A channel of any kind is also known if the agent has a session there.
+        The id of a direct channel is also the platform id of the person in it.
         """
         settings, room = self._settings(recipient.name), recipient.rest
         if settings.dm_policy is DmPolicy.OPEN or room in settings.allow_from:
@@ -102,9 +100,9 @@ def _is_answer(conn: sa.Connection, reply_to: EnvelopeId | None, recipient: Addr
 
 
 class AccessCheckedPost:
-    """Posts an agent's envelopes only to channels where it may write.
+    """Accepts an envelope of an agent to a channel only if the agent may write there.
 
-    For other channels, the agent gets an error at once.
+    Otherwise it raises `ChannelNotWritable` and stores nothing.
     """
 
     def __init__(self, post: EnvelopeAcceptor, store: Store, access: OutboundAccess) -> None:

@@ -1,7 +1,7 @@
-"""Updates questions posted in channels. After the answer, the message shows the decision and loses its buttons.
+"""Updates approval questions in channels after they are decided: the decision is shown, the buttons are removed.
 
-The update is cosmetic, and needs a platform that can edit messages. Without it, a press of an old button decides
-nothing, and the reply says that the question is closed.
+If the platform cannot edit messages, the message stays as it is. A press of an old button then
+decides nothing, and the reply says that the question is closed.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class _PostedQuestion(Struct, frozen=True):
 
     question: Envelope
     approval: Approval
-    message_id: str  # of its last part, which has the buttons
+    message_id: str  # platform id of the last part, which has the buttons
     part: int
 
 
 class PostedQuestions:
-    """Updates the messages of closed questions. Checks whenever an approval changes."""
+    """Updates the messages of closed questions. It checks for closed questions whenever an approval changes."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ def _read_open(conn: sa.Connection) -> frozenset[ApprovalId]:
 
 
 def _find_posted(conn: sa.Connection, id_: ApprovalId) -> _PostedQuestion | None:
-    """Return a question as delivered to a channel. None if it was not sent to a channel, or not delivered yet."""
+    """Return the posted question of an approval. None if it was not sent to a channel, or not delivered yet."""
     question, approval = envelopes.get(conn, channel_question_id(id_)), approvals.get(conn, id_)
     arrived = delivery_parts.get_receipts(conn, question.id) if question is not None else {}
     if question is None or approval is None or not arrived:
@@ -120,7 +120,7 @@ def _find_posted(conn: sa.Connection, id_: ApprovalId) -> _PostedQuestion | None
 def _format_closed(
     posted: _PostedQuestion, connector: Connector, capabilities: ConnectorCapabilities, reply_delivery: ReplyDelivery
 ) -> str:
-    """Return the text of the closed question, with the decision."""
+    """Return the new text of a closed question: the old text and the decision."""
     approval = posted.approval
     by = f" by {approval.decided_by}" if approval.decided_by not in ("", "server") else ""
     verdict = f"[{short_id(approval.id)} is {approval.state}{by}]"

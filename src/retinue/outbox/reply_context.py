@@ -1,5 +1,4 @@
-"""Looks up what an envelope needs before it is sent: the message it quotes, and the values for its
-prefix."""
+"""Looks up the message that an outbound envelope quotes, and the variables of its reply prefix."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.runs import runs
 from retinue.store.sessions import records, sessions
 
-RECORDS_MAX = 100  # records, from the newest back, to find the last model reply
+RECORDS_MAX = 100  # the newest records, which are searched for the last model reply
 _MODEL_VARIABLES = frozenset({"model", "modelfull", "provider"})
 
 
@@ -44,14 +43,14 @@ def build_reply_setting(
 
 
 def get_platform_message_id(conn: sa.Connection, envelope: Envelope, channel: str) -> str:
-    """Return the platform's id of an envelope's message in a channel. Empty if the envelope was never in it."""
+    """Return the platform's message id of an envelope in a channel, or an empty string if it was never in it."""
     if str(envelope.sender) == channel:
         return envelope.context.platform_id
     return (delivery_parts.get_first_receipt(conn, envelope.id) or "") if str(envelope.recipient) == channel else ""
 
 
 def _find_quoted_id(conn: sa.Connection, envelope: Envelope, requested: str) -> str:
-    """Return the platform's id of the message to quote. Only a message of the same channel can be quoted."""
+    """Return the platform's id of the message to quote. Only a message in the same channel can be quoted."""
     channel = str(envelope.recipient)
     if requested and requested != CURRENT_MESSAGE:
         return _find_named_message(conn, envelope, requested)
@@ -60,7 +59,10 @@ def _find_quoted_id(conn: sa.Connection, envelope: Envelope, requested: str) -> 
 
 
 def _find_named_message(conn: sa.Connection, envelope: Envelope, requested: str) -> str:
-    """Return the platform's id of a message that an agent names by this id or by the envelope's id."""
+    """Return the platform's id of the message that an agent asks to quote, or an empty string if there is none.
+
+    `requested` is the platform's id, or the id of an envelope.
+    """
     to = envelope.recipient
     try:
         if envelopes.get_by_key(conn, f"connector:{to.name}", make_message_key(to.rest, requested)) is not None:

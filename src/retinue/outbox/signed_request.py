@@ -1,5 +1,4 @@
-"""Posts one signed request to an outside URL, through the guarded client, and maps the response to
-a delivery result."""
+"""Posts a signed request to an external URL, and converts the response to a delivery result."""
 
 from __future__ import annotations
 
@@ -9,14 +8,14 @@ from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind
 from retinue.tools.web.guarded_request import GuardedHttpClient, WebResponse
 from retinue.tools.web.url_guard import WebFailed, WebRefused
 
-RESPONSE_BYTES_MAX = 2_000  # of an error response: enough to see the cause
+RESPONSE_BYTES_MAX = 2_000  # size of an error response to read: enough to see the cause
 RETRY_AFTER_DIGITS_MAX = 6
 QUOTED_CHARS_MAX = 200
 
 RETRYABLE_STATUSES = frozenset({408, 425, 429})  # a retry may succeed
 
 MakeHttp = Callable[[], GuardedHttpClient]
-"""Returns a client with the current settings."""
+"""Returns an HTTP client with the current settings."""
 
 
 async def post_signed(
@@ -24,7 +23,7 @@ async def post_signed(
 ) -> Delivery:
     """Post the signed content to the URL. Raises `DeliveryFailed`, or `ConnectionError` if the result is unknown.
 
-    `is_last` means that no further attempt follows.
+    `is_last` means that no further attempt follows, so every failure is permanent.
     """
     try:
         answer = await http.post(url, content, headers=headers, timeout_s=timeout_s, bytes_max=RESPONSE_BYTES_MAX)
@@ -42,7 +41,7 @@ async def post_signed(
 
 
 def _build_failure(answer: WebResponse, *, is_last: bool) -> DeliveryFailed:
-    sentence = f"it answered with HTTP {answer.status}"
+    sentence = f"the receiver answered with HTTP {answer.status}"
     if 300 <= answer.status < 400:
         sentence += ", a redirect; redirects are not followed"
     if quoted := " ".join(answer.body.decode(errors="replace").split())[:QUOTED_CHARS_MAX]:

@@ -1,8 +1,7 @@
-"""Shows progress of a run in its channel before the answer: an acknowledging reaction, the typing
-indicator, a preview.
+"""Shows the progress of a run in its channel: an acknowledging reaction, a typing indicator and a preview.
 
-All of this is cosmetic, and none of it is a delivery. Each step is tried once, with a timeout,
-concurrently with the run. A failure is ignored.
+This is cosmetic. Each call to the platform is made once, with a timeout, while the run continues. A
+failure is only logged.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from retinue.text.chunking import truncate_text
 
 log = logging.getLogger(__name__)
 
-TYPING_EVERY_S = 4.0  # platforms show it for about five seconds
-TYPING_IDLE_S_MAX = 120.0  # without any activity of the run
+TYPING_EVERY_S = 4.0  # platforms show the typing indicator for about five seconds
+TYPING_IDLE_S_MAX = 120.0  # stop the typing indicator after this time without any activity of the run
 PREVIEW_EVERY_S = 1.5
 CALL_TIMEOUT_S = 10.0  # for one call
 TASKS_MAX = 200  # concurrent tasks
@@ -41,7 +40,7 @@ NO_REPLY_MARKERS = ("NO_REPLY", "[[SILENT_REPLY]]")
 
 
 class AnsweredMessage(Struct, frozen=True, kw_only=True):
-    """The message that a run answers, with what is needed to show the progress of the run below it."""
+    """The message that a run answers. The progress of the run is shown in its channel."""
 
     channel: Address
     message_id: str = ""
@@ -49,7 +48,7 @@ class AnsweredMessage(Struct, frozen=True, kw_only=True):
 
 
 class ProgressDisplays:
-    """Starts progress displays, and keeps their tasks."""
+    """Creates the progress displays of runs, and keeps track of their tasks."""
 
     def __init__(self, clock: Clock, connectors: Mapping[str, Connector]) -> None:
         self._clock = clock
@@ -57,7 +56,7 @@ class ProgressDisplays:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def create(self, run: RunId, message: AnsweredMessage, reply_delivery: ReplyDelivery) -> RunProgress | None:
-        """Return a progress display for a run. None if there is nothing to show, or too many tasks are active."""
+        """Return a progress display for a run. None if the connector cannot show one, or too many tasks are active."""
         connector = self._connectors.get(message.channel.name)
         if connector is None or get_capabilities(connector) is None or len(self._tasks) >= TASKS_MAX:
             return None
@@ -105,7 +104,7 @@ class RunProgress:
     def start(self) -> None:
         room = self._message.channel.rest
         if self._should_ack:
-            # It continues if the run ends at once: the message was received all the same.
+            # Not cancelled if the run ends at once: the message was received in any case.
             self._ack_task = self._displays.start_task(self._react(self._reply_delivery.ack), f"ack for {self._run}")
         if self._reply_delivery.typing is not TypingMode.NEVER and get_typing_support(self._connector) is not None:
             self._start(self._show_typing(room), "typing")
@@ -129,7 +128,7 @@ class RunProgress:
         self._has_started.set()
 
     def end(self) -> None:
-        """Remove what was shown, because the run ended or was suspended."""
+        """Remove the preview and, if configured, the reaction, because the run ended or was suspended."""
         for task in self._tasks:
             task.cancel()
         if self._preview_id or (self._ack_task is not None and self._reply_delivery.remove_ack):
@@ -188,8 +187,8 @@ class RunProgress:
         while connector is not None and able is not None:
             await self._changed.wait()
             self._changed.clear()
-            # Without the last token: it may be half of a secret, which is redacted only when it is
-            # complete.
+            # Leave out the last word: it may be half of a secret, and only a complete secret is
+            # redacted.
             whole_words = self._text.rpartition(" ")[0]
             text = truncate_text(whole_words, able.text_max, unit=able.unit)
             if text.strip() and text != shown_text:
@@ -211,7 +210,7 @@ class RunProgress:
             await self._react("")
 
     async def _try(self, call: Awaitable[Any], what: str) -> Any:
-        """Return the result of a call to the platform, or True if it has no result. None if the call failed."""
+        """Await a call to the platform. Returns its result, True if the result is empty, or None if the call failed."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await call or True
@@ -225,7 +224,7 @@ class RunProgress:
 
 
 class ProgressTell:
-    """Passes the live events of runs both to event subscribers and to the progress display."""
+    """Passes the live events of a run to the event subscribers and to the progress display."""
 
     def __init__(self, tell: RunObserver, attendance: RunProgress) -> None:
         self._tell = tell
@@ -241,6 +240,6 @@ class ProgressTell:
 
 
 def _may_be_no_reply(text: str) -> bool:
-    """Whether the streamed text may still become a marker for no reply."""
+    """Whether the text streamed so far is the beginning of a marker that means "send no reply"."""
     words = text.strip()
     return any(token.startswith(words) for token in NO_REPLY_MARKERS)

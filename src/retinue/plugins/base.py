@@ -1,6 +1,6 @@
 """The classes that a plugin defines, and the interfaces that the server passes to it.
 
-An entry point of the group `retinue.plugins` names a `Plugin`.
+A package declares its `Plugin` as an entry point of the group `retinue.plugins`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class NoPluginSettings(msgspec.Struct, forbid_unknown_fields=True):
 class PluginManifest(Struct, frozen=True, kw_only=True):
     """What a plugin declares about itself: its name, its version, the type of its settings.
 
-    `settings` is a msgspec Struct or a dataclass. The table in the settings file is strictly converted to it before the
-    plugin gets it. While an `exclusive` plugin is enabled, no other plugin is loaded.
+    `settings` is a msgspec Struct or a dataclass. The plugin's table in the settings file is
+    strictly converted to this type before `load` is called. While an `exclusive` plugin is enabled,
+    no other plugin is loaded.
     """
 
     id: str
@@ -52,10 +53,10 @@ class SectionContext(Struct, frozen=True, kw_only=True):
 
 
 class PluginSection(Struct, frozen=True, kw_only=True):
-    """A text for the system prompt of every run.
+    """A section that a plugin adds to the system prompt of every run.
 
-    A section of this kind is left out of minimal prompts unless `in_minimal_mode` is set. `render` is called in a
-    thread when a run starts, and may return an empty text.
+    Minimal prompts contain the section only if `in_minimal_mode` is set. `render` is called in a
+    thread when a run starts. If it returns an empty string, the section is left out.
     """
 
     name: str
@@ -64,7 +65,10 @@ class PluginSection(Struct, frozen=True, kw_only=True):
 
 
 class PluginRegistrar(Protocol):
-    """Registers the parts of a plugin while the plugin is loaded. A name that is taken is refused."""
+    """Registers the parts of a plugin while the plugin is loaded.
+
+    If another part of the same kind already has the name, the plugin is not loaded.
+    """
 
     def tool(self, tool: Any) -> None: ...
     def operation(self, operation: Any) -> None: ...
@@ -79,9 +83,9 @@ class PluginRegistrar(Protocol):
 
 
 class PluginHost(Struct, frozen=True, kw_only=True):
-    """What the server offers to one instance of a plugin: its data folder, background tasks and callbacks.
+    """What the server offers to one instance of a plugin: a data folder, background tasks and callbacks.
 
-    `folder` is its data folder, which is kept on unload.
+    `folder` is the data folder of the instance. It is kept when the instance is unloaded.
     """
 
     plugin: str
@@ -94,7 +98,11 @@ class PluginHost(Struct, frozen=True, kw_only=True):
     unload_callbacks: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
     def qualify_name(self, name: str) -> str:
-        """Return a name that is unique to this instance: prefixed unless the instance has the plugin's name."""
+        """Return a name that no other instance of the plugin uses.
+
+        The name gets the name of the instance as a prefix, unless the instance is named like the
+        plugin.
+        """
         return name if self.instance == self.plugin else f"{self.instance.replace('-', '_')}_{name}"
 
     def add_background_task(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -104,9 +112,9 @@ class PluginHost(Struct, frozen=True, kw_only=True):
         self.background_work.append(work)
 
     def on_unload(self, callback: Callable[[], None]) -> None:
-        """Call a function when the instance is unloaded, in a thread, after everything else of it has stopped.
+        """Call a function in a thread when the instance is unloaded, after its background tasks have stopped.
 
-        The function that was added last is called first.
+        If there are several functions, the one that was added last is called first.
         """
         self.unload_callbacks.append(callback)
 

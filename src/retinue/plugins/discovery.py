@@ -68,7 +68,10 @@ def installed_entry_points() -> Iterable[EntryPoint]:
 
 
 def list_packages(find_entry_points: FindEntryPoints) -> dict[str, PluginPackage]:
-    """Return the installed plugins by id. None of them is imported, because only the settings enable a plugin."""
+    """Return the installed plugins by id. None of them is imported.
+
+    Only plugins that the settings enable are imported.
+    """
     found: dict[str, list[EntryPoint]] = {}
     for entry in find_entry_points():
         same = found.setdefault(entry.name, [])
@@ -82,8 +85,8 @@ def list_packages(find_entry_points: FindEntryPoints) -> dict[str, PluginPackage
 async def run_in_thread(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
     """Call a function in a thread, and wait up to a time limit. Raises `PluginFailed` if it raises or hangs.
 
-    The thread of a call that hangs continues. It can no longer register anything, and it does not prevent the server
-    from stopping.
+    If the call hangs, its thread continues. It can no longer register anything, and it does not
+    prevent the server from stopping.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
@@ -124,7 +127,10 @@ def _to_plugin_failed(what: str, error: BaseException) -> PluginFailed:
 
 
 def import_plugin(package: PluginPackage) -> Plugin:
-    """Import a plugin and check that it is a `Plugin`. This may take long: call it with `run_in_thread`."""
+    """Import a plugin, and check its type and its manifest.
+
+    This may take long: call it with `run_in_thread`.
+    """
     first, *others = package.entry_points
     if others:
         raise PluginAmbiguous(package.id, entry_points=[entry.value for entry in package.entry_points])
@@ -167,7 +173,7 @@ def convert_settings(manifest: PluginManifest, values: Mapping[str, Any]) -> Any
 
 
 def _decode_path(kind: type[Any], value: Any) -> Any:
-    """Convert a text to a `Path`, the only setting type that msgspec does not support by itself."""
+    """Convert a string to a `Path`. Any other type that msgspec does not support is refused."""
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
     raise NotImplementedError(f"settings of the type {kind.__name__} are not supported")
@@ -180,7 +186,10 @@ def _field_names(kind: type[Any]) -> Sequence[str]:
 
 
 def _with_raw_secrets(value: Any) -> Any:
-    """Return values with each secret as it is written in the file, for fields of the type `Secret`."""
+    """Return settings in which each reference to a secret is again the table from the settings file.
+
+    A field of the type `Secret` in the plugin's settings is converted from this table.
+    """
     match value:
         case SecretReference():
             return {"env": value.env} if value.env else {"file": str(value.file)}
@@ -193,7 +202,7 @@ def _with_raw_secrets(value: Any) -> Any:
 
 
 def settings_schema_of(manifest: PluginManifest) -> dict[str, Any]:
-    """Return the JSON schema of a plugin's settings. Empty if their types have none."""
+    """Return the JSON schema of a plugin's settings, or an empty one if their types have no schema."""
     try:
         schema = msgspec.json.schema(manifest.settings, schema_hook=lambda _kind: {"type": "string"})
         json.dumps(schema)
@@ -203,9 +212,9 @@ def settings_schema_of(manifest: PluginManifest) -> dict[str, Any]:
 
 
 def data_folder(data_dir: Path, plugin: str, instance: str) -> Path:
-    """Return `data_dir`/plugins/PLUGIN/INSTANCE, readable only by the server's user.
+    """Create the folder `data_dir`/plugins/PLUGIN/INSTANCE, readable only by the server's user, and return it.
 
-    Both names are validated, so the path never leaves the data directory.
+    The caller has validated both names, so the path never leaves the data directory.
     """
     folder = data_dir
     for name in ("plugins", plugin, instance):

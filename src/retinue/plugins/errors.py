@@ -1,4 +1,4 @@
-"""Errors of plugins: what cannot be loaded or registered, and what failed."""
+"""Errors of plugins that cannot be loaded, that register an invalid part, or that fail later."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PluginAmbiguous(PluginFailed):
 
 
 class PluginEntryPointInvalid(PluginFailed):
-    """The entry point of a plugin does not lead to a `Plugin` object."""
+    """The entry point of a plugin does not refer to a `Plugin` object."""
 
     code = "plugin.entry_point_invalid"
 
@@ -102,7 +102,7 @@ class TooManyBackgroundTasks(PluginFailed):
         super().__init__(
             "too many background tasks",
             because=f"the limit is {tasks_max} for each plugin instance",
-            try_this="combine several into one",
+            try_this="combine several tasks into one",
         )
 
 

@@ -1,8 +1,8 @@
 """Loads and unloads the plugins that the settings name, and reports the status of each.
 
 A plugin that cannot be imported, has invalid settings, raises or hangs is not loaded, and its
-status has the reason. It never prevents the server from starting. Plugin code is as trusted as our
-own, so it is only loaded if the settings name it.
+status has the reason. It never prevents the server from starting. The code of a plugin has all
+rights of the server, so a plugin is loaded only if the settings name it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SECTION_CHARS_MAX = 20_000
 
 
 OnPluginChange = Callable[[str, str, str], None]
-"""Called with an instance, its change and the reason."""
+"""Called with the name of a plugin instance, its change (see `PluginLoader`) and the reason."""
 
 
 def ignore_change(_instance: str, _change: str, _because: str) -> None: ...
@@ -85,8 +85,10 @@ class PluginLoader:
         section_timeout_s: float = SECTION_TIMEOUT_S,
         on_change: OnPluginChange = ignore_change,
     ) -> None:
-        """`on_change` is called when a plugin was `loaded`, `unloaded`, or `failed` with a reason,
-        while the server runs.
+        """Create a loader without loading any plugin.
+
+        While the server runs, `on_change` is called when a plugin was `loaded` or `unloaded`, or
+        `failed` with a reason.
         """
         self.registry = registry
         self._data_dir = data_dir
@@ -101,7 +103,9 @@ class PluginLoader:
         self._wanted: Mapping[str, PluginSettings] = {}
         self._loaded: dict[str, _LoadedInstance] = {}
         self._unloaded: dict[str, _UnloadedInstance] = {}
-        self._disabled_sections: set[tuple[str, str]] = set()  # disabled sections that hung, by owner and name
+        self._disabled_sections: set[tuple[str, str]] = (
+            set()
+        )  # sections that hung and are no longer rendered, by owner and name
         self._sync_lock = asyncio.Lock()
         self._pending_syncs: set[asyncio.Task[None]] = set()
 
@@ -178,7 +182,7 @@ class PluginLoader:
         task.add_done_callback(self._pending_syncs.discard)
 
     async def close(self) -> None:
-        """Unload all plugins in reverse order."""
+        """Unload all plugins, in the reverse order of their loading."""
         for task in self._pending_syncs:
             task.cancel()
         await asyncio.gather(*self._pending_syncs, return_exceptions=True)
@@ -187,7 +191,10 @@ class PluginLoader:
                 await self._unload(instance)
 
     async def _find_exclusive(self, wanted: Mapping[str, PluginSettings]) -> str:
-        """Return the first instance of an exclusive plugin. It excludes all other plugins, even if it fails to load."""
+        """Return the first enabled instance of an exclusive plugin, or an empty string.
+
+        That instance excludes all other plugins, even if it fails to load.
+        """
         for instance, settings in wanted.items():
             if settings.enabled:
                 try:
@@ -330,7 +337,7 @@ class PluginLoader:
     # --- prompt sections ---
 
     async def render_sections(self, context: SectionContext, *, minimal: bool = False) -> list[str]:
-        """Return the texts of plugins for a run's system prompt. A section that fails or hangs is left out."""
+        """Return the sections that plugins add to a run's system prompt. A section that fails or hangs is left out."""
         texts: list[str] = []
         for entry in self.registry.sections():
             section: PluginSection = entry.part

@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
 
 class EntryKind(StrEnum):
-    """The kinds of parts that can be registered."""
+    """The kinds of parts that can be registered, such as tools and connectors."""
 
     TOOL = "tool"
     OPERATION = "operation"
@@ -68,10 +68,13 @@ IsNameTaken = Callable[[EntryKind, str], bool]
 
 
 class PluginRegistry:
-    """Holds all registered parts by kind and name."""
+    """Contains all registered parts, such as tools and connectors, by kind and name."""
 
     def __init__(self, *, is_taken: IsNameTaken = lambda _kind, _name: False) -> None:
-        """`is_taken` says whether a built-in part that is not registered here has this name."""
+        """Create an empty registry.
+
+        `is_taken` returns whether a built-in part outside this registry has a name.
+        """
         self._entries: dict[tuple[EntryKind, str], RegistryEntry] = {}
         self._is_taken = is_taken
         self._listeners: list[Callable[[], None]] = []
@@ -81,7 +84,7 @@ class PluginRegistry:
         self._listeners.append(listener)
 
     def add(self, entries: Sequence[RegistryEntry]) -> None:
-        """Add all of these entries. If one name is taken, raise and add none."""
+        """Add all of these entries. If one of the names is taken, raise `PluginNameTaken` and add none."""
         for entry in entries:
             there = self._entries.get((entry.kind, entry.name))
             if there is not None or self._is_taken(entry.kind, entry.name):
@@ -92,7 +95,7 @@ class PluginRegistry:
             self._notify_listeners()
 
     def remove(self, owner: str) -> tuple[RegistryEntry, ...]:
-        """Remove all entries of an owner."""
+        """Remove all entries of an owner, and return them."""
         gone = tuple(entry for entry in self._entries.values() if entry.owner == owner)
         for entry in gone:
             del self._entries[entry.kind, entry.name]
@@ -147,10 +150,10 @@ class PluginRegistry:
 
 
 class SettingsWithPlugins:
-    """The settings, merged with the model providers and tool policies of plugins. The settings win.
+    """The settings, merged with the model providers and tool policies of plugins.
 
-    The merged object stays the same until the settings or the plugins change, so callers can cache
-    by identity.
+    If the settings and a plugin define the same name, the settings win. The merged object stays the
+    same until the settings or the plugins change, so callers can cache by identity.
     """
 
     def __init__(self, current: Callable[[], Settings], registry: PluginRegistry) -> None:
@@ -192,7 +195,7 @@ class PendingEntries:
         self._is_open = True
 
     def close(self) -> None:
-        """Refuse further entries, because a plugin that hangs may register something after the time limit."""
+        """Refuse further entries. A plugin that hangs may try to register something after the time limit."""
         self._is_open = False
 
     def tool(self, tool: Tool) -> None:
@@ -226,7 +229,7 @@ class PendingEntries:
         self._add(EntryKind.CONNECTOR, instance, connector)
 
     def platform(self, platform: Platform) -> None:
-        """Register a platform, which any number of `[connectors.NAME]` tables can use."""
+        """Register a platform. Any number of `[connectors.NAME]` tables can then use it."""
         platform = _require_type(platform, Platform, "platform")
         if wrong := check_platform_name(platform.name):
             raise PluginEntryInvalid(f"platform {platform.name[:80]!r}", because=f"its name {wrong}")
@@ -240,7 +243,7 @@ class PendingEntries:
         self._add(EntryKind.MODEL, _text_attribute(model, "name"), model)
 
     def provider(self, name: str, provider: ProviderSettings) -> None:
-        """Register a model provider, as `[providers.NAME]` in the settings would declare it."""
+        """Register a model provider, like a table `[providers.NAME]` in the settings."""
         self._add(EntryKind.PROVIDER, name, _require_type(provider, ProviderSettings, "provider"))
 
     def runner(self, name: str, runner: Runner) -> None:
@@ -278,9 +281,10 @@ class PendingEntries:
 
 
 class _PluginTool:
-    """A plugin's tool, marked with its source.
+    """A plugin's tool, with the plugin as its source.
 
-    After its plugin is unloaded, it refuses calls from runs that still offer it.
+    A run that started before the plugin was unloaded may still call the tool. The tool then refuses
+    the call.
     """
 
     def __init__(self, tool: Tool, *, source: str, registrar: PendingEntries) -> None:
@@ -311,7 +315,7 @@ def _has_method(part: object, method: str) -> bool:
 def _text_attribute(part: object, name: str) -> str:
     value: object = getattr(part, name, None)
     if not isinstance(value, str):
-        raise PluginEntryInvalid(type(part).__name__, because=f"its `{name}` must be a text")
+        raise PluginEntryInvalid(type(part).__name__, because=f"its `{name}` must be a string")
     return value
 
 

@@ -1,1 +1,1 @@
-"""Decisions as pure functions: facts in, a decision with its reason out. Nothing in this package performs I/O."""
+"""Pure functions that decide: each takes facts, and returns a decision with its reason. No function performs I/O."""

@@ -1,8 +1,8 @@
 """Splits an envelope into delivery parts that its platform accepts.
 
-Pure. Files come first, in albums if the platform has albums. The text follows in pieces, or is the
-caption of the first files if it fits. A file that the platform does not accept is named in the
-text.
+Files come first, in albums if the platform has albums. The text follows, in several parts if it is
+too long for one. If it fits, it is sent as the caption of the first files instead. A file that
+the platform does not accept is named in the text.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ _AGENT_KINDS = frozenset({EnvelopeKind.MESSAGE, EnvelopeKind.ANSWER, EnvelopeKin
 
 
 class ReplyTags(Struct, frozen=True):
-    """An agent's text without its reply tags. `reply_to` is the message to quote: an id, `current`,
-    or empty for none."""
+    """An agent's text without its reply tags, and the message to quote according to these tags.
+
+    `reply_to` is the id of the message to quote, `current`, or empty for none.
+    """
 
     text: str
     reply_to: str = ""
 
 
 class DeliveryContext(Struct, frozen=True, kw_only=True):
-    """What the split needs to know besides the envelope: the message that it quotes, and the values for its prefix."""
+    """Inputs of the split besides the envelope: the message to quote, and the values of the variables in the prefix."""
 
     quote: str = ""
     known: Mapping[str, str] = {}
@@ -55,7 +57,7 @@ NO_CONTEXT = DeliveryContext()
 
 
 class SplitInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What determines how an envelope was split: capabilities, reply settings and context.
+    """The inputs that determine how an envelope is split: capabilities, reply settings and context.
 
     These inputs are stored after the delivery of the first part. After a restart, they produce the same split again.
     """
@@ -66,7 +68,10 @@ class SplitInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_reply_tags(text: str) -> ReplyTags:
-    """Remove an agent's reply tags from a text, and return both. Of several `reply_to` tags, the first counts."""
+    """Return an agent's text without reply tags, and the message to quote.
+
+    If there are several `reply_to` tags, the first one counts.
+    """
     if "[[" not in text:
         return ReplyTags(text)
     text = parse_speech_tags(text).visible_text  # these tags are removed even if nothing is spoken
@@ -83,7 +88,7 @@ def is_written_by_agent(envelope: Envelope) -> bool:
 
 
 def add_prefix(text: str, prefix: str, values: Mapping[str, str]) -> str:
-    """Return a text with the prefix in front, whose variables are filled in.
+    """Put a prefix before a text, and replace the variables in the prefix with their values.
 
     Unknown variables are not replaced, so that the person who set the prefix notices them.
     """
@@ -181,7 +186,7 @@ def _format_size(size_bytes: int) -> str:
 
 
 def _group_albums(files: Sequence[Attachment], album_max: int) -> Iterator[tuple[Attachment, ...]]:
-    """Group neighboring files of one media family into albums, in order, up to the platform's maximum."""
+    """Group consecutive files of the same media family into albums, up to the platform's maximum."""
     album: list[Attachment] = []
     for file in files:
         if album and (len(album) >= max(1, album_max) or _media_family(file) != _media_family(album[0])):
@@ -193,7 +198,10 @@ def _group_albums(files: Sequence[Attachment], album_max: int) -> Iterator[tuple
 
 
 def _media_family(file: Attachment) -> str:
-    """Return the family of files that share an album: pictures with videos, audio with audio, everything else."""
+    """Return the media family of a file: images and videos, audio, or other files.
+
+    Only files of the same family can share an album.
+    """
     kind = file.media_type.partition("/")[0]
     return "seen" if kind in ("image", "video") else "heard" if kind == "audio" else "read"
 

@@ -1,4 +1,4 @@
-"""Errors of input that a policy refuses: webhooks, questionnaires and command rules."""
+"""Errors for input that a policy refuses: webhooks, questionnaires and command rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class WebhookKeyMissing(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "this server sends no webhooks",
-            because="no key is set to sign them with",
+            because="the key for signing webhooks is not set",
             try_this="set `webhook_secret` in [external]",
         )
 
@@ -38,7 +38,7 @@ class QuestionnaireInvalid(Invalid):
     code = "questionnaire.invalid"
 
     def __init__(self, part: str, *, because: str) -> None:
-        super().__init__(f"invalid questionnaire: {part}", because=because, try_this="correct it, and ask again")
+        super().__init__(f"invalid questionnaire: {part}", because=because, try_this="correct this part, and ask again")
 
 
 class CommandRuleInvalid(Invalid):

@@ -1,4 +1,4 @@
-"""Validates questionnaires and their answers, and formats both as text. Pure."""
+"""Validates questionnaires and their answers, and formats both as text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_questions(title: str, fields: Sequence[QuestionnaireField]) -> None:
 
 
 def _find_field_error(field: QuestionnaireField) -> str:
-    """Return what is wrong with a field of a questionnaire; empty if it is valid."""
+    """Return what is wrong with a field of a questionnaire, or an empty string if the field is valid."""
     if not _NAME.fullmatch(field.name):
         return "its name must have 1 to 40 lowercase letters, digits and hyphens, and begin with a letter"
     if not field.label.strip() or len(field.label) > LABEL_LENGTH_MAX or not is_storable(field.label):
@@ -85,7 +85,10 @@ def _find_limit_error(field: QuestionnaireField) -> str:
 
 
 def list_button_choices(fields: Sequence[QuestionnaireField]) -> tuple[str, ...]:
-    """Return the choices to show as buttons. Empty unless one press can answer the whole questionnaire."""
+    """Return the choices to show as buttons.
+
+    There are none unless a single press can answer the whole questionnaire.
+    """
     if len(fields) != 1:
         return ()
     match fields[0].kind:
@@ -201,10 +204,10 @@ def _format_answer(answer: QuestionnaireAnswer) -> str:
 def decide_answer_trust(
     questionnaire: Questionnaire, answers: Mapping[str, QuestionnaireAnswer], person: Trust
 ) -> Trust:
-    """Return the trust of the answers: the person's trust, unless an option was picked.
+    """Return the trust of the answers to a questionnaire.
 
-    Options are the agent's text. If the agent had read untrusted content before, a picked option is
-    untrusted too.
+    It is the person's trust, with one exception. Options are the agent's text. If the agent had read
+    untrusted content before it wrote them, answers with a selected option are untrusted.
     """
     picked = any(field.kind in _WITH_OPTIONS and field.name in answers for field in questionnaire.fields)
     return Trust.UNTRUSTED if picked and questionnaire.trust is Trust.UNTRUSTED else person

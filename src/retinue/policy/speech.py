@@ -1,8 +1,6 @@
 """Decides whether an answer is spoken, and which text is spoken.
 
-Pure: an answer and the settings in, a decision out.
-
-An agent's tags are always removed from the visible text:
+An agent can request speech with tags, which are always removed from the visible text:
 
     [[tts]]                                    speak this answer
     [[tts:voice=alloy]]                        speak it with this voice
@@ -35,9 +33,10 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", "\n\n")
 
 
 class SpeechTags(Struct, frozen=True, kw_only=True):
-    """An answer without its tags.
+    """The speech tags of an answer, and the answer without them.
 
-    `is_requested` means that it had at least one tag. `spoken_text` is spoken instead of the answer.
+    `visible_text` is the answer without its tags. `is_requested` means that it had at least one tag.
+    If `spoken_text` is set, it is spoken instead of the answer.
     """
 
     visible_text: str
@@ -47,7 +46,7 @@ class SpeechTags(Struct, frozen=True, kw_only=True):
 
 
 class SpeechDecision(Struct, frozen=True, kw_only=True):
-    """The decision for one answer. If it is not spoken, `spoken_text` is empty and `because` gives the reason."""
+    """The decision for one answer. If the answer is not spoken, `spoken_text` is empty and `because` is the reason."""
 
     visible_text: str
     spoken_text: str = ""
@@ -57,7 +56,7 @@ class SpeechDecision(Struct, frozen=True, kw_only=True):
 
 
 def parse_speech_tags(text: str) -> SpeechTags:
-    """Extract the tags from a text. An incomplete tag stays as written."""
+    """Extract the speech tags from an answer. An incomplete tag stays in the text."""
     shown: list[str] = []
     spoken: list[str] = []
     overrides: dict[str, str] = {}
@@ -92,7 +91,7 @@ def parse_speech_tags(text: str) -> SpeechTags:
 
 
 def _parse_overrides(inside: str) -> dict[str, str] | None:
-    """Return the overrides that a tag sets, which may be none. Returns None if the text is not a tag."""
+    """Return the settings that a speech tag overrides, if any. Returns None if the text is not a speech tag."""
     if not inside:
         return {}
     key, equals, value = inside.removeprefix(":").partition("=")
@@ -105,8 +104,8 @@ def decide_speech(
 ) -> SpeechDecision:
     """Decide whether an answer is spoken.
 
-    `answers_voice` means that the answer is to a voice message. `has_sound` means that it already has an audio
-    attachment.
+    `answers_voice` means that the answer replies to a voice message. `has_sound` means that the
+    answer already has an audio attachment.
     """
     tagged = parse_speech_tags(text)
     wanted = {
@@ -139,7 +138,7 @@ def decide_speech(
 
 
 def order_speakers(settings: SpeechSettings, overrides: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the speech programs to try, in the order of the settings. If a tag names one of them, it comes first."""
+    """Return the speech programs to try, in the order of the settings. A program that a tag names comes first."""
     names = tuple(settings.speakers)
     first = overrides.get("provider", "")
     return (first, *(name for name in names if name != first)) if first in settings.speakers else names
@@ -164,7 +163,10 @@ def to_spoken_text(text: str) -> str:
 
 
 def shorten_speech(text: str, chars_max: int) -> str:
-    """Return the beginning of a text, up to the end of a sentence if one ends in its second half."""
+    """Return the first `chars_max` characters of a text.
+
+    If a sentence ends in the second half of these, the text is cut after the last such sentence.
+    """
     if len(text) <= chars_max:
         return text
     head = text[:chars_max]

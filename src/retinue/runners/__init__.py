@@ -1,1 +1,1 @@
-"""Runners, which take an agent's turns: the tool loop, CLI agents and external agents."""
+"""Runners, which execute the turns of a run: the tool loop, CLI agents and external agents."""

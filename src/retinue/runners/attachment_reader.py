@@ -14,7 +14,7 @@ class StoredAttachmentReader:
         self._files = files
 
     def read(self, attachment: Attachment) -> bytes | None:
-        """Return the bytes of an attachment. If its file was deleted, return None: the model reads only its name."""
+        """Return the bytes of an attachment, or None if its file was deleted. The model then gets only the name."""
         try:
             with self._files.open(attachment.hash) as file:
                 return file.read()

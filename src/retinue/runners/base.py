@@ -1,4 +1,4 @@
-"""The protocol of runners, which take an agent's turns: a model loop, a child process or an external agent."""
+"""The protocol of runners. A runner executes a run's turns: in a model loop, a child process or an external agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
 
 
 class RunAssignment(Struct, frozen=True, kw_only=True):
-    """Everything a runner needs for one run: agent, directories, request, and stored calls to perform first."""
+    """Everything a runner needs for one run: agent, directories, request, and approved calls to perform first."""
 
     agent: Agent
     session: Session
@@ -60,9 +60,10 @@ class RunAssignment(Struct, frozen=True, kw_only=True):
 class RunAnswer(Struct, frozen=True, kw_only=True):
     """The answer with which a run ends. A silent answer is stored but not sent.
 
-    `remarks` are notes by the server, such as a fallback model or a nearly spent budget. They are sent only together
-    with an answer. `resets_context` means that the next run starts with a new context. `trust` is the trust of the
-    context in which the answer was written.
+    `remarks` are notes by the server, for example that a fallback model answered or a budget is
+    nearly used up. They are sent only together with an answer. `resets_context` means that the next
+    run starts with a new context. `trust` is the trust of the context in which the answer was
+    written.
     """
 
     text: str
@@ -87,9 +88,9 @@ def is_silent(body: RecordBody) -> bool:
 
 
 class Suspended(Exception):
-    """Raised to suspend a run until a person answers or delegated work is done. It is not an error.
+    """Raised to suspend a run until a person decides or delegated work is done. It is not an error.
 
-    A suspended run holds no slot and resumes where it stopped. `calls` need a decision.
+    A suspended run holds no slot and resumes where it stopped. A person must decide about `calls`.
     `waiting_calls` wait for delegated work, until `until` at the latest.
     """
 
@@ -118,8 +119,8 @@ class Suspended(Exception):
 class RunResources:
     """Resources of a run besides its tools, loaded when it starts.
 
-    These are texts about skills, texts of plugins, readable directories, environment variables for
-    commands, and tools that are hidden because skills present them.
+    These are prompt texts of skills and plugins, readable directories, and environment variables
+    for commands. `hidden_tools` are not offered to the model, because a skill has replaced them.
     """
 
     skills: str = ""
@@ -138,7 +139,7 @@ BuildSystemPrompt = Callable[[RunAssignment, RunResources, ModelFacts, Sequence[
 
 
 class Runner(Protocol):
-    """Takes the turns of a run until there is an answer, or suspends the run."""
+    """Executes the turns of a run until there is an answer, or raises `Suspended`."""
 
     async def take_turns(
         self, assignment: RunAssignment, journal: Journal, approvals: RunApprovals, observer: RunObserver

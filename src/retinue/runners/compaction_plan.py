@@ -1,6 +1,7 @@
 """Plans a compaction, which replaces the older part of a context by a summary, and requests that summary.
 
-The caller pays for the model calls, limits their time and stores the summary. A failed compaction changes nothing.
+The caller makes the model calls and pays for them, limits their time and stores the summary. A
+failed compaction changes nothing.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ class NotCompacted(RetinueError):
 
 
 class CompactionCut(Struct, frozen=True, kw_only=True):
-    """Where a compaction divides a context. Records numbered `kept_from` and above are kept.
+    """Where a compaction divides a context: the records to summarize, and those to keep, from `kept_from` on.
 
-    `quoted` is the newest user turn, if the cut falls after it in a long run. The summary then contains it verbatim.
+    `quoted` is the newest user turn, if that turn is among the summarized records. The summary then
+    contains it verbatim.
     """
 
     summarized: tuple[Record, ...]
@@ -81,12 +83,13 @@ def plan_cut(
     keep_fewest: bool = False,
     gain_tokens_min: int = 0,
 ) -> CompactionCut | None:
-    """Decide where to cut: summarize the older records, and keep as much of the end as fits into `keep_tokens`.
+    """Decide where to cut: summarize the older records, and keep the newest ones that fit into `keep_tokens`.
 
     With `keep_fewest`, keep only the newest turn. That turn is always kept: as a record, or quoted
-    if too much of its run follows it. A call is never separated from its result. `records_tokens`
-    is the known size of all records, if it exceeds the estimate. Returns None if everything fits,
-    if the cut gains less than `gain_tokens_min`, or if there is only a summary to cut.
+    in the summary if too many records of its run follow it. A call is never separated from its
+    result. `records_tokens` is the actual size of all records, if that is more than the estimate.
+    Returns None if everything fits, if the cut saves fewer than `gain_tokens_min` tokens, or if the
+    cut part would be only a summary.
     """
     cap = result_chars_max(window_tokens)
     weights = [weight_of_record(record, result_chars_max=cap).tokens for record in records]
@@ -160,8 +163,9 @@ def _newest_turn_text(records: Sequence[Record], newest_turn_index: int, window_
 def _cut_indexes(records: Sequence[Record]) -> list[int]:
     """Return the indexes at which a context may be cut.
 
-    A cut is never directly before a tool result. All record numbers after a cut must be higher than those before it,
-    because results are placed next to their calls, out of order. A summary is always summarized again.
+    A cut is never directly before a tool result. All record numbers after a cut must be higher than
+    those before it: results are placed next to their calls, so the numbers are not always in order.
+    An earlier summary is always part of the next summary.
     """
     highest: list[int] = []
     so_far = 0
@@ -200,8 +204,8 @@ async def summarize_cut(
 ) -> str:
     """Return the summary of the cut part, which is shorter than the text it replaces.
 
-    Every request fits into the `window_tokens` of the model behind `request_reply`. Raises
-    `NotCompacted` if no reply is usable. Errors of `request_reply` are passed on.
+    Every request fits into the `window_tokens` of the model that `request_reply` calls. Raises
+    `NotCompacted` if no reply is usable. Errors of `request_reply` are not caught.
     """
     output_tokens_max = min(DEFAULT_OUTPUT_TOKENS_MAX, int(window_tokens * OUTPUT_SHARE_MAX))
     budget = max(int((window_tokens - output_tokens_max) / ESTIMATE_MARGIN) - _overhead_tokens(focus), INPUT_TOKENS_MIN)
@@ -278,12 +282,12 @@ def _compose_summary(cut: CompactionCut, text: str, *, window_tokens: int, with_
 
 
 def _escape_quote_heading(text: str) -> str:
-    """Escape the quote heading in text of a model or tool, because the next compaction searches for the heading."""
+    """Replace the heading of the quoted message in other text, so that the next compaction finds only the real one."""
     return text.replace(QUOTE_HEAD, "(a heading)")
 
 
 def _shorten_to_tokens(text: str, tokens_max: int, *, hint: str) -> str:
-    """Return the beginning of a text in about `tokens_max` tokens, up to a line end, with a note if it is cut."""
+    """Shorten a text to about `tokens_max` tokens, up to a line end, with a note if it was shortened."""
     whole, chars, tokens = text, len(text), tokens_of_text(text)
     while tokens > tokens_max and chars > RESULT_CHARS_KEPT_MIN:
         chars = max(min(chars - 1, chars * tokens_max // tokens), RESULT_CHARS_KEPT_MIN)

@@ -1,7 +1,8 @@
 """Builds the prompt for a summary: first a part of a conversation as data, within limits, then the request.
 
-The request is last because a model that reads a conversation to its end continues it. The conversation is data because
-anyone may have written it, and a summary is read with the server's authority.
+The request is last, because a model that reads a conversation to its end tends to continue it. The
+conversation is marked as data, because anyone may have written it and the agent will trust the
+summary as text from the server.
 """
 
 from __future__ import annotations
@@ -174,9 +175,9 @@ def fit_entries(entries: Sequence[str], tokens_max: int) -> list[str]:
 
 
 def _tokens_per_entry(weights: Sequence[int], tokens_max: int) -> int:
-    """Return the maximum number of tokens per entry with which all entries fit.
+    """Return how many tokens each entry may have, so that all entries together fit into `tokens_max`.
 
-    Shorter entries leave room for longer ones.
+    Entries with fewer tokens leave room for longer ones.
     """
     left = tokens_max
     for done, weight in enumerate(sorted(weights)):
@@ -218,7 +219,7 @@ FILES_CHANGED = "## Files changed"
 
 
 def list_facts(records: Sequence[Record]) -> str:
-    """List tool failures, files read and files changed, including those listed in the previous summary.
+    """List tool failures, files read and files changed. Files in the lists of the previous summary are included.
 
     The text is empty if there are none.
     """

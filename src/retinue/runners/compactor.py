@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class CompactionDeadline:
-    """One time limit for several waits together, by the server's clock.
+    """One time limit for all waits of a compaction together, measured with the server's clock.
 
-    Only code inside `limited` is interrupted. Commits are outside, because the result of an interrupted commit is
-    unknown.
+    When the time limit is reached, only code inside `limited` is interrupted. Commits are outside of it,
+    because the result of an interrupted commit is unknown.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -80,7 +80,7 @@ class CompactionDeadline:
 
 
 class _SummaryTask(Struct, frozen=True):
-    """A summary in progress. It may take several model calls."""
+    """The arguments of a summary in progress, which may take several model calls."""
 
     run: RunState
     turn: int
@@ -99,9 +99,10 @@ class ContextCompactor:
         self._meters = meters
 
     async def shorten_to_fit(self, run: RunState, turn: int, facts: ModelFacts) -> ContextSize | RunAnswer:
-        """Shorten the context until the model call fits.
+        """Shorten the context if it leaves too little space in the model's window.
 
-        Returns the size of the context, or an answer that ends the run if the context cannot be shortened.
+        Returns the size of the context, or an answer that ends the run if the context must be
+        reset.
         """
         settings = self._models.settings.context
         while True:
@@ -127,7 +128,11 @@ class ContextCompactor:
     async def shorten_after_overflow(
         self, run: RunState, turn: int, failure: ModelFailed, facts: ModelFacts
     ) -> RunAnswer | None:
-        """Shorten the context after a provider rejected it. Returns an answer that ends the run if nothing helps."""
+        """Shorten the context after a provider rejected it as too long.
+
+        Returns an answer that ends the run if nothing helps, or None if the context was shortened
+        or the failure was not an overflow.
+        """
         settings = self._models.settings.context
         while True:
             measure = self._meters.measure(run, facts, run.tools(facts))
@@ -192,7 +197,10 @@ class ContextCompactor:
         return True
 
     async def _request_summary(self, run: RunState, turn: int, cut: CompactionCut, *, focus: str, notice: str) -> str:
-        """Request the summary of a cut within one time limit, from the utility model if one is configured."""
+        """Request the summary of the cut part, from the utility model if one is configured.
+
+        All model calls for the summary together have one time limit.
+        """
         settings = self._models.settings.context.compaction
         plan = await plan_model_calls(self._models, run, ModelRole.UTILITY)
         deadline = CompactionDeadline(self._clock, settings.timeout_s)

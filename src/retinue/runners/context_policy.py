@@ -1,7 +1,8 @@
-"""Decide how to keep a context within its limits, before a model call and after an overflow.
+"""Decides how to keep a context within its limits, before a model call and after an overflow.
 
-This module only decides. A context above the emergency limit is reset. A context near its limit gets a memory flush,
-then a compaction. A context that a provider rejected is compacted up to three times. If that does not help, its tool
+This module only decides. A context above the emergency limit is reset. Near the limit, the agent is
+asked to save memories (a memory flush), and the context is then compacted. A context that a
+provider rejected as too long is compacted up to three times. If that does not help, its tool
 results are truncated. As a last resort, the context is reset.
 """
 
@@ -62,7 +63,7 @@ def compacted_notice(before_tokens: int, after_tokens: int, compactions: int) ->
 
 
 def compacted_before_notice(after_tokens: int, compactions: int) -> str:
-    """Return the answer to a /compact that succeeded before a restart, so the old size of the context is unknown."""
+    """Return the answer to a /compact that was complete before a restart. The old size is then unknown."""
     return f"Compacted: about {after_tokens:,} tokens are left (compactions so far: {compactions})."
 
 
@@ -70,7 +71,10 @@ NOT_COMPACTED_NOTICE = "Not compacted: there is too little to summarize, or no m
 
 
 def flush_text(today: date) -> str:
-    """Return the note that asks the agent to save memories before a compaction. It needs no extra turn."""
+    """Return the note that asks the agent to save memories before a compaction.
+
+    The note is part of the next model call, so it needs no extra turn.
+    """
     return (
         f"{FLUSH_HEAD} The older part of your context will soon be replaced by a summary. First, before anything "
         f"else, use `{WRITE_TOOL}` to save what must not be lost and is not saved yet: decisions, promises, facts "
@@ -102,11 +106,11 @@ class ResetContext(Struct, frozen=True):
 
 
 class FlushMemory(Struct, frozen=True):
-    """Action: add `flush_text` as a note, then continue. Chosen once per compaction."""
+    """Action: add the note `flush_text` to the context, then continue. Chosen once per compaction."""
 
 
 class CompactContext(Struct, frozen=True, kw_only=True):
-    """Action: summarize the older part of the context. The fields other than the reason are arguments of `plan_cut`."""
+    """Action: summarize the older part of the context. All fields except `reason` are arguments of `plan_cut`."""
 
     reason: CompactionReason
     keep_tokens: int
@@ -116,7 +120,7 @@ class CompactContext(Struct, frozen=True, kw_only=True):
 
 
 class TruncateResults(Struct, frozen=True):
-    """Action: truncate every tool result in model calls for the rest of this run."""
+    """Action: shorten every tool result in all further model calls of this run."""
 
 
 ContextAction = Proceed | ResetContext | FlushMemory | CompactContext | TruncateResults
@@ -136,8 +140,8 @@ class ContextState(Struct, frozen=True, kw_only=True):
 def next_action(state: ContextState, settings: ContextSettings, window_tokens: int) -> ContextAction:
     """Return what to do before the next model call.
 
-    After a flush or a compaction, the caller measures the context and asks again. Each action is chosen at most once
-    for the same size.
+    After a flush or a compaction, the caller measures the context and asks again. No action is
+    chosen twice for a context of the same size.
     """
     measure = state.size
     limit = settings.emergency_context_limit
@@ -166,9 +170,9 @@ def compaction_start_tokens(base_tokens: int, settings: ContextSettings, window_
     """Return the number of tokens at which compaction starts.
 
     Compaction starts at a share of the window, or when only the reserve is left, whichever comes
-    first. In a small window the configured reserve may be most of the window. So the reserve is at
-    most half of what instructions and tools leave free, and compaction never starts before there is
-    some history.
+    first. In a small window, the configured reserve could be most of the window. So the reserve is
+    at most half of the tokens that instructions and tools leave free. Compaction also never starts
+    before there is some history.
     """
     compaction = settings.compaction
     free = max(window_tokens - base_tokens, 0)
@@ -180,7 +184,7 @@ def compaction_start_tokens(base_tokens: int, settings: ContextSettings, window_
 def tokens_left(size: ContextSize, settings: ContextSettings, window_tokens: int) -> int:
     """Return how many tokens may still be added before compaction starts.
 
-    The emergency limit has the same margin as the window, so that a session is compacted before it
+    Compaction starts some way before the emergency limit, so that a session is compacted before it
     is reset.
     """
     window_left = compaction_start_tokens(size.base_tokens, settings, window_tokens) - size.tokens
@@ -210,7 +214,7 @@ def _may_flush(state: ContextState, settings: ContextSettings, window_tokens: in
 
 
 def requested_compaction(size: ContextSize, settings: ContextSettings, window_tokens: int) -> CompactContext:
-    """Return the action for the command /compact: summarize everything but the newest turn, even if that is little."""
+    """Return the action for the command /compact: summarize everything except the newest turn, even if it is short."""
     keep_tokens = _keep_tokens(size, settings, window_tokens)
     return CompactContext(
         reason=CompactionReason.REQUESTED,
@@ -224,7 +228,7 @@ def requested_compaction(size: ContextSize, settings: ContextSettings, window_to
 
 
 class OverflowAttempts(Struct, frozen=True, kw_only=True):
-    """What this run has tried against overflows: compactions since its last reply, and truncation since its start."""
+    """What this run has tried after overflows: compactions since the last reply, and truncation of results."""
 
     compactions: int = 0
     is_truncated: bool = False
@@ -237,12 +241,12 @@ class OverflowAttempts(Struct, frozen=True, kw_only=True):
         return replace(self, is_truncated=True)
 
     def after_reply(self) -> OverflowAttempts:
-        """Reset the number of compactions after a reply, because they may help again. Results stay truncated."""
+        """Reset the number of compactions after a reply, because compacting may help again. Results stay truncated."""
         return replace(self, compactions=0) if self.compactions else self
 
 
 def is_overflow(failure: ModelFailureKind) -> bool:
-    """Whether a failure means that the input was too long. A rate limit never does, whatever its text says."""
+    """Whether a failure means that the input was too long. A rate limit never does, whatever its message says."""
     return failure in (ModelFailureKind.CONTEXT_OVERFLOW, ModelFailureKind.TOO_LARGE)
 
 
@@ -283,7 +287,7 @@ def context_figures(
     capped_results: int = 0,
     pruned_results: int = 0,
 ) -> dict[str, str | int]:
-    """Return the figures of a context for /context. `records` are those sent to `model`."""
+    """Return the numbers that /context shows. `records` are the records that are sent to `model`."""
     cap = result_chars_max(window_tokens)
     parts = {
         "instructions": weight_of_text(instructions).tokens,

@@ -26,7 +26,10 @@ class ThinkingFilter:
 
 
 def filter_thinking(observer: RunObserver, display: DisplayOptions) -> RunObserver:
-    """Hide streamed thinking if it is off, or if all of it is sent before the answer (`on`)."""
+    """Return an observer that drops streamed thinking if the display option is `off` or `on`.
+
+    With `on`, all thinking is sent before the answer instead.
+    """
     return ThinkingFilter(observer) if display.reasoning in (ReasoningDisplay.OFF, ReasoningDisplay.ON) else observer
 
 

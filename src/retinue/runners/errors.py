@@ -89,7 +89,7 @@ class WindowTooSmall(RetinueError):
 
 
 class CompactionTimedOut(ModelFailed):
-    """The summary was not finished within the time limit. The context is unchanged."""
+    """The summary for a compaction was not finished within the time limit. The context is unchanged."""
 
     code = "context.compaction_timeout"
 

@@ -53,7 +53,7 @@ class ExternalRunner:
         return RunAnswer(text=text, trust=Trust.UNTRUSTED)
 
     async def _request_answer(self, assignment: RunAssignment, run: RunId, envelopes: Sequence[Envelope]) -> str:
-        """Return the external agent's answer. Suspends the run until it comes."""
+        """Return the external agent's answer, or suspend the run until the answer arrives."""
         agent = assignment.agent
         delegated = await self._delegate(
             DelegationRequest(
@@ -79,13 +79,13 @@ def _read_envelopes(conn: sa.Connection, ids: Sequence[str]) -> list[Envelope]:
 
 
 def _request_text(request_envelopes: Sequence[Envelope]) -> str:
-    """Return the text of the request: the messages, without the context that our own models get."""
+    """Return the text for the external agent: the messages, without the context that our own models get."""
     return truncate_bytes(
         "\n\n".join(text_without_context(envelope.text) for envelope in request_envelopes), ENVELOPE_TEXT_BYTES_MAX
     )
 
 
 def _unasked_text(received: Sequence[Envelope]) -> str:
-    """Return the text that an external agent sent without a request. Notices of the server are left out."""
+    """Return the text of messages that the external agent sent without being asked. Server notices are left out."""
     from_there = [envelope.text for envelope in received if envelope.sender.is_external]
     return truncate_bytes("\n\n".join(from_there), ENVELOPE_TEXT_BYTES_MAX) or SILENT_ANSWER

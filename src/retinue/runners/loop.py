@@ -50,7 +50,7 @@ class RequestReply(Struct, frozen=True):
 
 
 class PerformCalls(Struct, frozen=True):
-    """Next step: perform the open calls of the last reply."""
+    """Next step: perform the calls of the last reply that have no result yet."""
 
     turn: int
     calls: tuple[Call, ...]
@@ -58,7 +58,7 @@ class PerformCalls(Struct, frozen=True):
 
 
 class PerformStoredCalls(Struct, frozen=True):
-    """Next step: perform stored calls that a person has approved after their turn."""
+    """Next step: perform calls from an earlier turn that a person approved after that turn had ended."""
 
     calls: tuple[Call, ...]
     indexes: tuple[int, ...]
@@ -74,7 +74,7 @@ NextStep = RequestReply | PerformCalls | PerformStoredCalls | FinishRun
 
 
 def next_step(run_records: Sequence[Record], stored_calls: Sequence[Call]) -> NextStep:
-    """Return the next step of a run with these records. Pure: the records are all that a resumed run needs."""
+    """Return the next step of a run with these records. To be resumed, a run needs nothing but its records."""
     if stored_calls:
         noted = {record.body.call for record in run_records if isinstance(record.body, Note)}
         waiting = [(i, call) for i, call in enumerate(stored_calls, start=1) if call.id not in noted]
@@ -124,8 +124,8 @@ def reached_limit(agent: Agent, run_records: Sequence[Record]) -> str:
 def _repeats_itself(run_records: Sequence[Record]) -> bool:
     """Whether the last turns made the same calls and got the same results.
 
-    A run that polls for a change does not match, because a result changes in the end or the text
-    differs.
+    A run that waits for a change by polling does not match: the result changes at some point, or
+    the model writes different text.
     """
     results = {record.body.call: record.body for record in run_records if isinstance(record.body, ToolResult)}
     seen: set[tuple[object, ...]] = set()
@@ -154,7 +154,8 @@ class WaitingCalls:
 class OfferedTools:
     """Determines which tools are offered to the models of one run.
 
-    The circumstances of the run are fixed, but the rules may change.
+    The circumstances of the run, such as its channel, are fixed. The access rules may change during
+    the run.
     """
 
     def __init__(self, toolbox: Toolbox, agent: Agent, where: ToolPolicyContext) -> None:
@@ -259,7 +260,7 @@ class ToolLoop:
             )
 
     async def _perform_stored(self, run: RunState, approvals: RunApprovals, calls: dict[int, Call]) -> None:
-        """Perform calls that a person has approved after their turn. Policy checks these calls again."""
+        """Perform calls that a person approved after the turn that made them. Policy checks these calls again."""
         journal, waits = run.journal, WaitingCalls()
         calls = await self._perform_interrupted(run, approvals, -1, calls, waits, is_late=True)
         occasion = _tool_context(run)
@@ -283,9 +284,9 @@ class ToolLoop:
         *,
         is_late: bool = False,
     ) -> dict[int, Call]:
-        """Handle the calls that an earlier attempt of the run had started. They may have had an effect already.
+        """Handle calls that an earlier attempt of the run had started. They may already have had an effect.
 
-        Returns the other calls.
+        Returns the calls that had not been started.
         """
         journal = run.journal
         begun = {index: call for index, call in calls.items() if journal.was_interrupted(turn, index)}
@@ -310,9 +311,10 @@ class ToolLoop:
         *,
         is_late: bool = False,
     ) -> None:
-        """Perform one tool call. A call that suspends the run stays open.
+        """Perform one tool call. If the call waits for delegated work, it is added to `waiting` and gets no result yet.
 
-        A call that is not in the plan was interrupted, and is not performed again.
+        A call that an earlier attempt had started is performed again only if it is in the plan and
+        repeatable.
         """
         spec = self._toolbox.spec(call.tool)
         planned = spec if call.id in plan.contexts else None
@@ -362,7 +364,7 @@ def _circumstances(assignment: RunAssignment, journal: Journal, resources: RunRe
 
 
 def _tool_context(run: RunState) -> TurnContext:
-    """Return the tool context of a run. Policy judges calls by the rules for the model that made them."""
+    """Return the tool context of a run. Policy applies the rules for the model that made the calls."""
     assignment, journal, equipment = run.assignment, run.journal, run.resources
     replies = (record.body for record in reversed(journal.run_records))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
@@ -390,7 +392,8 @@ def _tool_context(run: RunState) -> TurnContext:
 def _trust_of_answer(journal: Journal) -> Trust:
     """Return the trust of the run's answer.
 
-    An answer to an agent is trusted at most as far as the context. People judge for themselves.
+    An answer to another agent is untrusted if the context is untrusted. People judge answers for
+    themselves.
     """
     if journal.run.sender.kind is not AddressKind.AGENT:
         return Trust.AGENT
@@ -403,9 +406,9 @@ def _context_length(reply: Reply) -> int | None:
 
 
 def _full_text(run_records: Sequence[Record], reply: Reply) -> str:
-    """Return the reply's text, preceded by text from before a pause, because both are one reply.
+    """Return the reply's text, after the text that the model wrote before a pause: both are one reply.
 
-    If the reply is silent, that text is left out.
+    If the reply is silent, the earlier text is left out.
     """
     parts = [reply.text]
     for body in (record.body for record in reversed(run_records) if record.body is not reply):
@@ -416,14 +419,14 @@ def _full_text(run_records: Sequence[Record], reply: Reply) -> str:
 
 
 def _answer_of_call(journal: Journal) -> RunAnswer:
-    """Return the answer of a run that makes only one tool call: the result of that call."""
+    """Return the answer of a run that makes only one tool call: the output of that call."""
     results = [record.body for record in journal.run_records if isinstance(record.body, ToolResult)]
     text = "\n\n".join(result.output for result in results)
     return RunAnswer(text=text, trust=_trust_of_answer(journal))
 
 
 def _answer_at_limit(journal: Journal, limit: str, *, remarks: Sequence[str] = ()) -> RunAnswer:
-    """Return an answer with the last text, followed by the limit that stopped the run."""
+    """Return the answer of a run that a limit has stopped: the run's last text, then the limit."""
     last_text = next(
         (record.body.text for record in reversed(journal.run_records) if isinstance(record.body, Reply)), ""
     )

@@ -1,4 +1,4 @@
-"""A runner that first waits until the mirror has written the session's files, then lets another runner work."""
+"""A runner that waits until the session mirror has written its files, and then calls another runner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue.runners.base import RunAnswer, RunAssignment, Runner
 
 
 class MirrorCatchUp(Protocol):
-    """Interface of the session mirror: waits until the files of a session are up to date."""
+    """Interface of the session mirror: waits until the mirrored files are up to date."""
 
     async def catch_up(self) -> None: ...
 

@@ -1,7 +1,7 @@
 """Gets one reply from the first model that can give one.
 
-The context is kept within its limits and the cost is reserved. If a model fails, the next one is called. Each attempt
-is a step of the run.
+Before a call, the context is shortened if needed and the cost is reserved. If a model fails, the
+next model is called. Each attempt is stored as a step of the run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ModelCaller:
     async def get_reply(self, run: RunState, turn: int) -> RunAnswer | None:
         """Get a reply and write it to the journal.
 
-        Returns None, or an answer that ends the run if no reply is possible.
+        Returns None if there is a reply. Otherwise returns an answer that ends the run.
         """
         plan = await plan_model_calls(self._models, run, ModelRole.REASONING)
         failed: ModelFailed | None = None  # why the first model of the chain failed, if it was called
@@ -122,7 +122,8 @@ class ModelCaller:
     def _choose_effort(self, run: RunState, facts: ModelFacts, *, is_first_choice: bool) -> str | None:
         """Return the reasoning effort to request from a model.
 
-        A fallback model that does not support it is called without it, with a remark.
+        A fallback model that does not support the effort is called without it, and the answer gets
+        a remark.
         """
         assignment, defaults = run.assignment, self._models.settings.defaults
         effort = assignment.request.effort or assignment.session.options.effort or defaults.effort_of(assignment.agent)
@@ -213,13 +214,13 @@ class ModelCaller:
         )
 
     def shortened_counts(self, session: SessionId) -> tuple[int, int]:
-        """Return how many results were capped, and how many pruned, in the last call of a session."""
+        """Return how many tool results were capped, and how many pruned, in the last call of a session."""
         return self._result_shortener.counts(session)
 
     # --- /compact ---
 
     async def compact_only(self, run: RunState, focus: str) -> RunAnswer:
-        """Execute a run that only compacts its context. The agent reads the answer too, as a note."""
+        """Execute a run that only compacts its context. The answer is also stored as a note for the agent."""
         text = await self._compact_and_report(run, focus)
         await run.journal.add_note(Note(text=text))
         return RunAnswer(text=text)
@@ -241,7 +242,7 @@ class ModelCaller:
 
 
 def _fallback_remark(candidate: ModelCandidate, plan: FallbackPlan, failed: ModelFailed | None) -> str:
-    """Return the remark about a fallback model.
+    """Return the remark that a fallback model answered, and why.
 
     The remark names no credentials, because the reader need not know them.
     """
@@ -254,6 +255,6 @@ def _fallback_remark(candidate: ModelCandidate, plan: FallbackPlan, failed: Mode
 
 
 def _output_tokens_max(facts: ModelFacts, tokens: int) -> int:
-    """Return the maximum number of tokens of a reply, so that it fits into the window after its input."""
+    """Return the maximum length of a reply in tokens: what the input leaves free in the window, or a minimum."""
     left = facts.window_tokens - int(tokens * ESTIMATE_MARGIN)
     return max(min(facts.output_tokens_max, left), min(OUTPUT_TOKENS_MIN, facts.output_tokens_max))

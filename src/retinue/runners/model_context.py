@@ -1,8 +1,8 @@
-"""Builds the context that a model reads from the stored records of a session, and repairs it.
+"""Builds the context that a model gets from the stored records of a session, and repairs it.
 
-Records are only ever appended. A compaction appends a summary, whose `kept_from` says which earlier records are still
-read. The model does not read the others, which stay in the history. Repair ensures that one damaged record cannot make
-a session unusable.
+Records are only ever appended. A compaction appends a summary. Its `kept_from` is the first earlier
+record that the model still gets, and older records stay only in the history. The repair ensures
+that one damaged record cannot make a session unusable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SILENT_TOKEN_CHARS_MAX = max(map(len, SILENT_TOKENS))
 
 
 def context_from_records(records: Sequence[Record]) -> list[Record]:
-    """Return what a model reads, from the stored records of a context."""
+    """Return the records that a model gets, built from the stored records of a context."""
     if _are_all_plain(records[1:] if records and records[0].kind in _MARKS else records):
         return list(records)
     return pair_calls_with_results(arrange_records([record for record in records if not _is_silent(record)]))
@@ -57,10 +57,10 @@ def _is_silent(record: Record) -> bool:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether a record is text only, so that its order and neighbors do not matter.
+    """Whether a record is text only. A context of such records needs no repair.
 
-    Most records are. This check is fast, because a restart may have to read thousands of records
-    before the first answer.
+    Most records are text only. This check is fast, because a restart may have to check thousands of
+    records before the first answer.
     """
     if type(record) is TextRecord:
         return not _is_silent(record)
@@ -73,10 +73,11 @@ def _is_plain(record: Record) -> bool:
 
 
 def arrange_records(records: Sequence[Record]) -> list[Record]:
-    """Return the newest summary, then the records it kept, in the given order. Older summaries are dropped.
+    """Return the newest summary, then the records that it kept, in the given order.
 
-    Nothing before the newest reset mark is read. Records are compared by number, not by position.
-    So an arranged context stays as it is, and a new summary can be appended to it.
+    Older summaries, and everything before the newest reset mark, are dropped. Records are compared
+    by number, not by position. So an arranged context can be arranged again without a change, and a
+    new summary can be appended to it.
     """
     mark = max((r.seq for r in records if r.kind in _MARKS), default=0)
     summary: Record | None = None
@@ -105,10 +106,11 @@ def _calls_of(record: Record) -> Sequence[Call]:
 
 
 def pair_calls_with_results(records: Sequence[Record]) -> list[Record]:
-    """Pair every call with one result next to it, because providers reject other contexts.
+    """Put exactly one result directly after every call, because providers reject other contexts.
 
     Missing results are inserted, and results without a call are dropped. The store is not changed.
-    Only the calls of a run that nothing follows stay open: they may still be performed.
+    Calls of the last reply get no inserted result while only records of the same run follow,
+    because they may still be performed.
     """
     calls = {call.id for record in records for call in _calls_of(record)}
     results = {

@@ -1,8 +1,8 @@
 """Shortens tool results in model input that are too long or too old. Stored records never change.
 
-A single result always takes at most a share of the window. With pruning on, old results are also
-trimmed and then cleared once the provider's cache is cold. While the cache is warm, an unchanged
-context costs less than a shortened one.
+A single result never takes more than a share of the window. If pruning is on and the provider's
+prompt cache has expired, old results are also trimmed, and then replaced by a placeholder. While
+the prompt cache is valid, an unchanged context costs less than a shortened one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _cap_result(record: Record, chars_max: int) -> Record:
 
 
 def cut_at_line(text: str, chars_max: int, *, hint: str = "ask for the rest in smaller parts") -> str:
-    """Return the beginning of a text, up to a line end if one is near, with a note about the rest."""
+    """Return the beginning of a text, up to a line end if one is near, with a note that the rest was cut."""
     if len(text) <= chars_max:
         return text
     note = f"\n\n[cut: this is the beginning of {len(text)} characters; {hint}]"
@@ -77,10 +77,10 @@ def _replace_records(records: Sequence[Record], replacements: Mapping[int, Recor
 
 
 def prune_results(records: Sequence[Record], settings: PruningSettings, *, window_tokens: int) -> dict[int, Record]:
-    """Return replacements for old results, by index. The caller decides when to prune.
+    """Return the shortened records of old results, by index. The caller decides when to prune.
 
-    The results of the last replies, everything before the first turn, and results with images are
-    kept.
+    The results of the last replies, everything before the first turn, and results with images stay
+    unchanged.
     """
     found = _prunable_indexes(records, settings)
     window_chars = window_tokens * CHARS_PER_TOKEN
@@ -171,7 +171,7 @@ def seconds_since_reply(records: Sequence[Record], now: datetime) -> float | Non
 
 
 class _ShortenedContext(Struct):
-    """The cached state of one context: the records seen so far and their replacements."""
+    """The cached state of one context: how many records were seen, and which are replaced by shorter ones."""
 
     chars_max: int
     seen_records: int = 0
@@ -201,10 +201,10 @@ class _ShortenedContext(Struct):
 class ResultShortener:
     """Shortens tool results of contexts, and remembers the shortened records.
 
-    A context gets the same record objects turn after turn, so they are not encoded again. If nothing is shortened, the
-    caller gets its own list back. Results pruned while the provider's cache was cold stay pruned while it is warm,
-    because it contains them pruned. Limited in size: least recently used contexts are evicted, and their results are
-    sent in full again.
+    A context gets the same record objects turn after turn, so they are not encoded again. If
+    nothing is shortened, the caller gets its own list back. Pruned results stay pruned while the
+    provider's prompt cache is valid, because the cache contains the pruned form. The memory is
+    limited: the least recently used contexts are evicted, and their results are sent in full again.
     """
 
     def __init__(self, chars_max: int = CACHED_CHARS_MAX) -> None:
@@ -224,7 +224,7 @@ class ResultShortener:
     ) -> Sequence[Record]:
         """Return the records to send now, `idle_s` seconds after the last call.
 
-        `truncate` makes all results as short as possible.
+        `truncate` applies a lower limit to every result.
         """
         share = RESULT_SHARE_TRUNCATED if truncate else RESULT_SHARE_MAX
         chars_max = result_chars_max(window_tokens, share=share)
@@ -241,7 +241,7 @@ class ResultShortener:
         return _replace_records(records, {**kept.capped, **kept.pruned})
 
     def counts(self, session: SessionId) -> tuple[int, int]:
-        """Return how many results were capped, and how many pruned, in the last call of a session."""
+        """Return how many tool results were capped, and how many pruned, in the last call of a session."""
         kept = self._contexts.get(session)
         return (len(kept.capped.keys() - kept.pruned.keys()), len(kept.pruned)) if kept is not None else (0, 0)
 

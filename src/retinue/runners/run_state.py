@@ -58,7 +58,7 @@ class RunState:
         self.system_prompt = "\n\n".join(part for part in parts if part)
 
     async def load_system_prompt(self, build_system_prompt: BuildSystemPrompt, facts: ModelFacts) -> None:
-        """Build the system prompt once per run, and again if another model is called."""
+        """Build the system prompt at the first model call of the run, and again when the model changes."""
         if self.prompt_model != facts.ref and self.assignment.session.origin.kind is not OriginKind.BACKGROUND:
             self.system_prompt = await build_system_prompt(self.assignment, self.resources, facts, self.tools(facts))
             self.prompt_model = facts.ref
@@ -88,13 +88,13 @@ class RunState:
 
 
 class ContextMeters:
-    """Measures the context of each session incrementally, so that a turn costs only the new records."""
+    """Measures the context of each session. Only records that are new since the last turn are measured."""
 
     def __init__(self) -> None:
         self._meters: OrderedDict[SessionId, ContextMeter] = OrderedDict()
 
     def measure(self, run: RunState, facts: ModelFacts, tools: Sequence[ToolSpec]) -> ContextSize:
-        """Measure the context with the tools that this model is offered."""
+        """Measure a run's context, including the instructions and the tools that this model is offered."""
         meter = self._meters.pop(run.session_id, None) or ContextMeter()
         self._meters[run.session_id] = meter
         if len(self._meters) > CONTEXT_METERS_MAX:
@@ -119,13 +119,13 @@ async def plan_model_calls(models: ModelRouter, run: RunState, role: ModelRole) 
 
 
 async def flush_before_wait(plan: FallbackPlan, run: RunState) -> None:
-    """Store the results that are not stored yet, before a wait for the next model or credential."""
+    """Store results that are not stored yet, if there is a wait before the next model or credential."""
     if plan.current is not None and plan.current.wait_s > 0:
         await run.journal.flush()
 
 
 async def next_candidate(plan: FallbackPlan, clock: Clock) -> ModelCandidate:
-    """Wait for the next candidate's back-off, then return the model and credential to call. Raises if none is left."""
+    """Wait until the next candidate may be called, and return it: a model and a credential. Raises if none is left."""
     candidate = plan.current
     if candidate is None:
         raise plan.build_error(clock.now())
@@ -165,7 +165,8 @@ def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
 def input_tokens_bound(size: ContextSize, facts: ModelFacts) -> int:
     """Return the maximum number of input tokens that a model call can have.
 
-    The part that this model has counted is taken with a margin. The rest is computed from its size in bytes.
+    The part that this model has already counted is taken with a margin. For the rest, the number is
+    computed from its size in bytes.
     """
     if not size.counted_tokens or size.counted_by != str(facts.ref):
         return max_input_tokens(size.size_bytes)

@@ -28,11 +28,11 @@ from retinue.runners.token_estimate import weight_of_tools
 from retinue.tools.toolbox import Toolbox
 
 ListPromptParts = Callable[[Agent, Session | None], Awaitable[Sequence[PromptPart]]]
-"""What instructions are made of for a run of this agent, in this conversation."""
+"""Returns the parts of the system prompt for an agent and session, such as files or skills."""
 
 
 async def no_prompt_parts(_agent: Agent, _session: Session | None) -> Sequence[PromptPart]:
-    """Return no prompt parts. For servers that build no system prompts."""
+    """Return no prompt parts. Used if the server builds no system prompts."""
     return ()
 
 
@@ -49,7 +49,7 @@ class ConfiguredOptions:
         last_system_prompt: Callable[[SessionId], str | None] = lambda _session: None,
         skill_parts: ListPromptParts = no_prompt_parts,
     ) -> None:
-        """`last_system_prompt` returns a session's last system prompt since the server started, if any."""
+        """`last_system_prompt` returns the last prompt that this server process built for a session, or None."""
         self._models = models
         self._toolbox = toolbox
         self._clock = clock

@@ -43,7 +43,7 @@ async def read_reply(
     attempt: int,
     key: str = "",
 ) -> Reply:
-    """Read a model's reply to its end. Without an observer, as for a summary, no deltas are sent."""
+    """Read a model's reply to its end. The observer, if any, gets each piece of text as it arrives."""
     chunks = model.reply(prompt, key=key)
     try:
         reply = await _read_stream(model.facts, chunks, run, observer, turn, attempt)
@@ -130,7 +130,7 @@ def check_reply(reply: Reply, name: str) -> None:
 
 
 class _ReplyPieces:
-    """Collects the order of the parts of a reply, and the signature that the provider requires with each part."""
+    """Collects the order of the parts of a reply, and the signature that the provider wants back with each."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[ReplyPieceKind, int, str]] = []

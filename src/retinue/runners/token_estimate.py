@@ -1,8 +1,8 @@
-"""Estimates the size of a context. Counts by a provider are used unchanged, and only newer records are estimated.
+"""Estimates the size of a context. Token counts from a provider are used as they are, and newer records are estimated.
 
-The estimate is four ASCII characters per token, and three bytes of UTF-8 per token for the rest: a
-Cyrillic character is two thirds of a token, a Chinese character a whole one. An image has a fixed
-size.
+The estimate is four ASCII characters per token, and three bytes of UTF-8 per token for the rest. So
+a Cyrillic character counts as two thirds of a token, and a Chinese character as one. An image has a
+fixed size.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _may_contain_image(text: str) -> bool:
 
 
 def _is_plain_ascii(text: str) -> bool:
-    """Whether a text is ASCII without images, as most texts are. Then it has as many bytes as characters."""
+    """Whether a text is ASCII without images, as most texts are. Its bytes then need not be counted."""
     return text.isascii() and not _may_contain_image(text)
 
 
 class TextWeight(NamedTuple):
-    """How much a text or record adds to the size of a context. The emergency limit counts `chars`."""
+    """How much a text or record adds to the size of a context. `chars` counts toward the emergency limit."""
 
     twelfths: int = 0
     chars: int = 0
@@ -128,7 +128,11 @@ def tokens_of_text(text: str) -> int:
 
 
 def weight_of_record(record: Record, *, result_chars_max: int | None = None) -> TextWeight:
-    """Return the weight of a record. Only the first `result_chars_max` characters of a result are sent and counted."""
+    """Return how much a record adds to the size of a context.
+
+    Only the first `result_chars_max` characters of a tool result are counted, because only these
+    are sent to the model.
+    """
     match record.body:
         case Reply() as reply:
             weight = weight_of_text(reply.text)
@@ -176,7 +180,7 @@ def weight_of_tools(tools: Sequence[ToolSpec]) -> TextWeight:
 
 
 def _weight_of_tool(tool: ToolSpec) -> TextWeight:
-    """Return the weight of a tool, cached: every session has the same tools."""
+    """Return the weight of a tool. It is cached, because many sessions have the same tools."""
     known = _TOOL_WEIGHTS.get(id(tool))
     if known is None or known[0] is not tool:
         if len(_TOOL_WEIGHTS) >= CACHED_TOOL_WEIGHTS_MAX:
@@ -191,7 +195,7 @@ def compact_json(value: Any) -> str:
 
 
 class ContextSize(Struct, frozen=True, kw_only=True):
-    """The size of a context, including instructions and tools unless the field says otherwise."""
+    """The size of a context. It includes instructions and tools, unless the comment of a field says otherwise."""
 
     tokens: int
     records_tokens: int  # estimated tokens of the records only, by characters: compared with the emergency limit
@@ -223,7 +227,7 @@ class ContextMeter:
         tools: Sequence[ToolSpec] = (),
         result_chars_max: int | None = None,
     ) -> ContextSize:
-        """Measure arranged `records`. At most `result_chars_max` characters of a result are sent."""
+        """Measure the records of an arranged context. At most `result_chars_max` characters of a result are counted."""
         if result_chars_max != self._result_chars_max or not self._continues_with(records):
             self._result_chars_max = result_chars_max
             self._restart(records)
@@ -269,7 +273,11 @@ class ContextMeter:
         self._is_flushed = False
 
     def _add_new(self, records: Sequence[Record]) -> None:
-        """Add new records. The known part ends at the last reply that a provider counted, so add up to it first."""
+        """Add new records. If a provider has counted the tokens of a new reply, that count replaces the estimate.
+
+        The count covers the reply and everything before it. Only the records after the last such
+        reply are estimated.
+        """
         first, self._count = self._count, len(records)
         known = next((at for at in range(len(records) - 1, first - 1, -1) if self._is_counted_reply(records[at])), None)
         if known is not None:
@@ -328,7 +336,7 @@ class ContextMeter:
 
 
 def is_counted(reply: Reply) -> bool:
-    """Whether the provider reported how many input tokens the call of this reply had."""
+    """Whether the provider reported the number of input tokens for this reply."""
     return reply.usage.input_tokens > 0 and not reply.usage.estimated
 
 
@@ -337,12 +345,12 @@ def estimate_tokens(records: Sequence[Record], *, instructions: str = "", tools:
 
 
 def estimate_records_tokens(records: Sequence[Record]) -> int:
-    """Return the characters of the records divided by four: text, calls and results, an image as `<image>`."""
+    """Return the number of characters of the records, divided by four. An image counts as the text `<image>`."""
     return ContextMeter().measure(records).records_tokens
 
 
 def estimate_size_bytes(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
-    """Return about how many bytes are sent, for a cost limit. An image counts as `IMAGE_BYTES` bytes."""
+    """Estimate how many bytes a model call sends, for a cost limit. An image counts as `IMAGE_BYTES` bytes."""
     return ContextMeter().measure(records, instructions=instructions, tools=tools).size_bytes
 
 

@@ -1,9 +1,10 @@
 """Renders the envelopes of a turn for the model, in a format that no sender can forge.
 
-The server writes the format, and senders write the text. Text that imitates the format is kept but
-visibly escaped. A line that looks like one of ours gets a backslash, and a tag of ours gets `&lt;`.
-Characters that reorder or hide text are spelled out. Everything else is unchanged. Each line is
-checked alone, so `---` in a code block gets a backslash too. That is safer than guessing.
+The server writes the format, and senders write the text. Text that imitates the format is kept, but
+visibly escaped: a line that looks like one of the server's lines gets a backslash, and the `<` of
+such a tag becomes `&lt;`. Characters that reorder or hide text are written as escape sequences.
+Everything else is unchanged. Each line is checked alone, so `---` in a code block gets a backslash
+too. That is safer than guessing.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def collect_attachments(envelopes: Sequence[Envelope]) -> tuple[Attachment, ...]
 
 
 def render_job(envelope: Envelope) -> str:
-    """Render a background job: its text unchanged, and a list of attachments. It needs no protected format."""
+    """Render a background job: its text unchanged, and a list of attachments. Nothing in the text is escaped."""
     lines = [envelope.text]
     if envelope.attachments:
         lines += ["", "attachments:", *map(_attachment_line, envelope.attachments)]
@@ -123,7 +124,7 @@ def render_job(envelope: Envelope) -> str:
 
 
 def render_note(envelope: Envelope) -> str:
-    """Render a silent envelope as a note for the next turn, which names its sender."""
+    """Render a silent envelope as a note for the next turn. The note names the sender."""
     return _with_origin(envelope, _escape_text(envelope.text, sender=envelope.sender))
 
 
@@ -182,7 +183,7 @@ def _attachment_line(attachment: Attachment) -> str:
 
 
 def _escape_text(text: str, *, sender: Address) -> str:
-    """Escape a sender's text so that no line reads as ours. Line ends become newlines."""
+    """Escape a sender's text so that no line looks like a line of the server. Line ends become newlines."""
     broken = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = _escape_tags(_UNSAFE_CHARACTERS.sub(_spell_out, broken)).split("\n")
     # The web app puts the context line before a person's text, so from a person it is no imitation.
@@ -209,12 +210,12 @@ def _escape_tags(text: str) -> str:
 
 
 def _escape_line(text: str) -> str:
-    """Escape line breaks in a value that a connector parsed and that should contain none."""
+    """Escape line breaks and tags in a value that a connector parsed and that should be one line."""
     return _escape_tags(_UNSAFE_CHARACTERS.sub(_spell_out, text).replace("\n", "\\u000a").replace("\t", "\\u0009"))
 
 
 def _escape_name(name: str, *, length_max: int = NAME_SHOWN_LENGTH_MAX) -> str:
-    """Return a name that a sender chose, without the punctuation that our lines use."""
+    """Return a name that a sender chose, without the punctuation that the server's lines use."""
     if not _fold_text(name[:length_max]) and not _fold_text(name):
         return ""
     plain = " ".join("".join(map(_escape_name_character, name)).split())
@@ -239,7 +240,7 @@ def _spell_out(match: re.Match[str]) -> str:
 
 
 class _FoldTable:
-    """Table for `str.translate` that maps each character to what a careless reader sees."""
+    """Table for `str.translate` that replaces each character by what it looks like to a careless reader."""
 
     def __getitem__(self, point: int) -> str:
         return _fold_character(point)

@@ -42,7 +42,7 @@ def window_warning(facts: ModelFacts) -> str:
 
 
 class WindowChecker:
-    """Rejects calls of models whose window is too small, and logs one warning per model with a small window."""
+    """Raises if a model's window is too small, and logs one warning per model with a small window."""
 
     def __init__(self) -> None:
         self._warned: set[tuple[str, int]] = set()  # at most one entry per configured model

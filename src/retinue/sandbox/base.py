@@ -1,4 +1,4 @@
-"""The sandbox protocol: it describes what a command may access, and controls the running command."""
+"""Protocols and types of sandboxes: what a command may access, and how to start and control it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class SandboxFailed(RetinueError):
 class ResourceLimits(Struct, frozen=True, kw_only=True):
     """Resource limits of a command.
 
-    If the command exceeds a limit, its request fails or the command is ended, with the reason.
+    If the command exceeds a limit, either an operation of the command fails, or the command is
+    killed. A killed command's `CommandExit` has the reason.
     """
 
     seconds: float = 1800.0
@@ -47,16 +48,17 @@ class ResourceLimits(Struct, frozen=True, kw_only=True):
     processes: int = 256
     file_bytes: int = 1024 * MIB  # of each file that the command writes
     disk_bytes: int = 512 * MIB  # of the command's private /tmp
-    output_bytes: int = 64 * MIB  # of the command's output that is kept
+    output_bytes: int = 64 * MIB  # of output; a command that writes more is killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkAccess:
-    """The hosts that a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. With no hosts, nothing can be reached.
+    """The hosts that a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`.
 
-    A host without a port means the ports 80 and 443. `private_hosts` are the exact names from `hosts` that may have an
-    address in the owner's network. `injected` are headers that the proxy adds to requests to a host, so that the
-    command uses a secret without reading it.
+    If `hosts` is empty, the command can reach none. A host without a port allows the ports 80 and
+    443. `private_hosts` are the names from `hosts` that may resolve to an address in the owner's
+    private network. `injected` contains headers that the proxy adds to requests to a host, so that
+    the command can use a secret without reading it.
     """
 
     hosts: tuple[str, ...] = ()
@@ -81,7 +83,7 @@ class Confinement:
 
 
 class CommandExit(Struct, frozen=True, kw_only=True):
-    """How a command ended. `because` is set if the server ended it, for example at the time limit."""
+    """How a command ended. `because` is set if the server stopped it or if its program was not found."""
 
     code: int | None  # None if a signal ended it
     signal: int | None = None
@@ -89,18 +91,19 @@ class CommandExit(Struct, frozen=True, kw_only=True):
 
 
 class RunningCommand(Protocol):
-    """A running command. Its output is one stream, as a terminal would show it.
+    """A running command. Its standard output and standard error are one stream, as in a terminal.
 
-    The output must be read. Otherwise the command blocks until its time limit.
+    The caller must read the output. Otherwise the command blocks when the buffer is full, until its
+    time limit.
     """
 
     @property
     def pid(self) -> int:
-        """The process group on this machine, needed to kill it after a restart of the server."""
+        """The process group on this machine. After a restart, the server uses it to kill the command."""
         ...
 
     async def read(self) -> bytes:
-        """Return the next part of the output, after waiting for it. Empty at the end."""
+        """Wait for more output and return it. Returns an empty value at the end of the output."""
         ...
 
     async def write(self, data: bytes) -> None: ...
@@ -115,9 +118,7 @@ class RunningCommand(Protocol):
 
 
 class SandboxProbe(Struct, frozen=True):
-    """Whether a sandbox works on this machine, and the reason if not. `notes` describe its
-    features.
-    """
+    """Whether a sandbox works on this machine, and the reason if not. `notes` describe its features."""
 
     works: bool
     because: str = ""
@@ -126,15 +127,16 @@ class SandboxProbe(Struct, frozen=True):
 
 
 class Sandbox(Protocol):
-    """Runs commands in isolation. There is one implementation for each kind of sandbox."""
+    """Starts commands with limited access. Each kind of sandbox has one implementation."""
 
     @property
     def name(self) -> str: ...
 
     async def probe(self) -> SandboxProbe:
-        """Test whether the sandbox works here.
+        """Test whether the sandbox works on this machine.
 
-        Called once before the first command, because an untested sandbox is not used.
+        The first call runs the test, and later calls return the same result. No command starts in
+        an untested sandbox.
         """
         ...
 

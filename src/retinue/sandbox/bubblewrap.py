@@ -1,7 +1,8 @@
-"""Runs commands with bubblewrap: in separate namespaces that show only what the confinement names.
+"""Runs commands with bubblewrap, in Linux namespaces that contain only what the confinement allows.
 
-No restriction is dropped to make a command start. The launcher sets up the namespaces, then waits
-until its resource limits are set. If anything fails, it exits before the command has run.
+If the namespaces or the limits cannot be set up, the command does not start. The launcher, `bwrap`,
+creates the namespaces and then waits until the server has set the resource limits. If anything
+fails, the launcher exits before it starts the command.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, field
 
-from retinue.domain.permission import USER_KEY_PATHS
+from retinue.domain.protected_paths import USER_KEY_PATHS
 from retinue.sandbox import mounts, seccomp
 from retinue.sandbox.base import CommandExit, Confinement, NetworkAccess, ResourceLimits, SandboxFailed, SandboxProbe
 from retinue.sandbox.cgroups import CgroupManager, CommandCgroup
@@ -56,9 +57,9 @@ def _build_proxy(network: NetworkAccess) -> SandboxProxy:
 
 
 class _Launch(Struct):
-    """Descriptors and processes that are open while a command starts.
+    """File descriptors, sockets and processes that are used to start one command.
 
-    They are closed afterwards, even if the start failed.
+    If the start fails, `BubblewrapSandbox` closes or kills all of them.
     """
 
     arguments: int = -1
@@ -77,7 +78,7 @@ class _Launch(Struct):
         self.child_fds.clear()
 
     def close(self) -> None:
-        """Close everything that was needed only for the start."""
+        """Close the descriptors that were needed only for the start."""
         self.close_child_fds()
         for end in (self.release_socket, self.listener_socket):
             if end is not None:
@@ -86,11 +87,11 @@ class _Launch(Struct):
 
 
 class BubblewrapSandbox:
-    """Runs commands with bubblewrap. `folder` holds the generated /etc that commands see.
+    """Runs commands with bubblewrap. `folder` contains the generated /etc that commands see.
 
-    `private_paths` are paths that no command sees, above all the data directory. Only paths below
-    one of `shareable_parents` are exempt. Keys in `user_home` are hidden in every shared folder,
-    unless shared by name.
+    `private_paths`, such as the data directory, cannot be shared with a command. Only paths below
+    one of `shareable_parents` are exempt. Key directories in `user_home`, such as `.ssh`, are
+    hidden in every shared folder, unless the confinement lists them.
     """
 
     name = "bubblewrap"
@@ -160,7 +161,10 @@ class BubblewrapSandbox:
     async def _launch_and_release(
         self, launch: _Launch, argv: Sequence[str], confinement: Confinement, pty: bool
     ) -> ChildProcess:
-        """Start the launcher, set the command's limits while it waits, release it, and confirm that it continued."""
+        """Start the launcher, set the command's limits while the launcher waits, and let it start the command.
+
+        For a command with a network, also start the command's proxy.
+        """
         launch.spawned = self._spawn_launcher(launch, argv, confinement, pty)
         launch.close_child_fds()
         first = await self._read_init_pid(launch)
@@ -237,7 +241,7 @@ class BubblewrapSandbox:
         )
 
     async def _read_init_pid(self, launch: _Launch) -> int:
-        """Return the pid of the first process of the new namespace, in our pid namespace."""
+        """Wait until the launcher reports the first process of the new namespace, and return its pid for the server."""
         text = b""
         while b"}" not in text:
             chunk = await _read_some(launch.status)
@@ -264,8 +268,9 @@ class BubblewrapSandbox:
             resource.prlimit(init_pid, kind, (most, most))
 
     async def _release(self, launch: _Launch) -> None:
-        """Release the launcher, and wait until it closes its end of the socket. An error means that
-        the launcher has died.
+        """Let the launcher continue, and wait until it closes its end of the socket.
+
+        Raises `SandboxFailed` if the socket fails, because then the launcher has died.
         """
         assert launch.release_socket is not None
         loop = asyncio.get_running_loop()
@@ -304,9 +309,7 @@ class BubblewrapSandbox:
         )
 
         def end() -> None:
-            """Kill the init of the namespace, which kills all its processes. Then the launcher
-            exits.
-            """
+            """Kill the namespace's init process. The kernel then kills all its processes, and the launcher exits."""
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(init_pidfd, signal.SIGKILL)
                 loop.call_later(LAUNCHER_TIMEOUT_S, spawned.popen.kill)
@@ -342,7 +345,7 @@ class BubblewrapSandbox:
         )
 
     def _build_launch_error(self, launch: _Launch) -> SandboxFailed:
-        """Return why the launcher failed, from its own output."""
+        """Return an error with the reason that the launcher printed."""
         output = b""
         if launch.spawned is not None:
             launch.spawned.popen.kill()
@@ -356,7 +359,7 @@ class BubblewrapSandbox:
         )
 
     async def _run_probe(self) -> SandboxProbe:
-        """Test the sandbox with a command that tries to see, reach and change what it must not."""
+        """Test the sandbox with a command that tries to break out, for example to read a file outside."""
         if sys.platform != "linux":
             return SandboxProbe(
                 False,
@@ -468,7 +471,7 @@ async def _read_some(descriptor: int) -> bytes:
 
 
 def _parse_status(text: bytes) -> dict[str, Any]:
-    """Parse the launcher's status output: several JSON documents in sequence."""
+    """Parse the launcher's status output, a sequence of JSON documents, into one dictionary."""
     status: dict[str, Any] = {}
     decoder = json.JSONDecoder()
     rest = text.decode(errors="replace").strip()

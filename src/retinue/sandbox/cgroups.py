@@ -1,8 +1,8 @@
-"""Limits commands with control groups, if this process may create them.
+"""Limits the memory and processes of commands with Linux control groups, if the server may create them.
 
-Control groups enforce limits that periodic checks would miss.
-
-Supports cgroup v1 and v2, and each controller separately. The resource monitor covers limits without a controller.
+The kernel enforces these limits at once, while the resource monitor checks only at intervals.
+Cgroup v1 and v2 are supported, and each controller separately. The resource monitor covers a limit
+without a controller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS = itertools.count(1)
 
 
 class CgroupParent(Struct, frozen=True):
-    """A folder of the cgroup file system in which groups can be created, and its controllers."""
+    """A cgroup folder in which groups can be created, and the controllers for these groups."""
 
     folder: Path
     controllers: frozenset[str]
@@ -51,7 +51,7 @@ class CommandCgroup(Struct):
 
 
 class CgroupManager:
-    """Creates a control group per command. `controllers` is empty if nothing can be limited on this machine."""
+    """Creates a control group for each command. `controllers` is empty if this machine does not allow it."""
 
     def __init__(self, parents: Sequence[CgroupParent]) -> None:
         self._parents = parents
@@ -110,9 +110,10 @@ def _find_v1_parent(root: Path, names: str, path: str) -> CgroupParent | None:
 
 
 def _find_v2_parent(root: Path, path: str) -> CgroupParent | None:
-    """Return the group in which to create groups (cgroup v2): the parent of our own group.
+    """Return the cgroup v2 folder in which to create groups, or None: the parent of the server's own group.
 
-    A v2 group that contains processes cannot have children with limits.
+    The server's own group cannot be used, because a v2 group that contains processes cannot have
+    children with limits.
     """
     if path == "/":
         return None
@@ -140,7 +141,7 @@ def _is_usable(parent: CgroupParent) -> bool:
 
 
 def _remove_stale_groups(folder: Path) -> None:
-    """Remove groups of processes that no longer exist. A group that still has processes stays."""
+    """Remove groups that a stopped server left behind. A group that still contains processes stays."""
     for left in folder.glob(f"{_PREFIX}-*-*"):
         pid = left.name.split("-")[2]
         if not Path("/proc", pid).exists():

@@ -57,10 +57,10 @@ class SpawnedProcess(Struct, frozen=True):
 class ChildProcess:
     """A child process in its own process group.
 
-    `kill_all` kills everything it started. `last_pidfd` reports when all of that has ended.
-    `find_excess` is called every `EXCESS_CHECK_INTERVAL_S` and returns which limit is exceeded.
-    `on_close` is called once at the end. `interpret_exit` converts the exit status, if the launcher
-    has its own exit codes.
+    `kill_all` kills everything that the process started. `last_pidfd` becomes readable when all of
+    that has ended. `find_excess` is called every `EXCESS_CHECK_INTERVAL_S` and returns which limit
+    is exceeded, or an empty string. `on_close` is called once at the end. `interpret_exit` converts
+    the exit status, if the launcher has its own exit codes.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class ChildProcess:
         set_terminal_size(self._output, rows, columns)
 
     async def wait(self) -> CommandExit:
-        """Wait for the exit. Remaining output can still be read.
+        """Wait for the exit. Remaining output can still be read afterwards.
 
-        If the server ended the command, none of its processes runs any more. If the command exited by itself, its
-        descendants have been killed, but may still be exiting.
+        If the server stopped the command and `last_pidfd` is set, all processes of the command have
+        ended. In other cases its descendants have been killed, but may still be exiting.
         """
         return await asyncio.shield(self._exit)
 
@@ -184,7 +184,7 @@ class ChildProcess:
         self._excess_timer = self._loop.call_later(EXCESS_CHECK_INTERVAL_S, self._check_excess)
 
     def _update_reader(self) -> None:
-        """Watch the output while there is space in the buffer."""
+        """Read from the process only while the buffer has space."""
         if self._output is None:
             return
         wanted = self._buffered_bytes < BUFFER_BYTES_MAX
@@ -250,7 +250,9 @@ class ChildProcess:
             os.close(self._pidfd)
             self._pidfd = None
         self._timer.cancel()
-        if self._last_pidfd is not None and self._because:  # we ended it, so wait until all of it is gone
+        if (
+            self._last_pidfd is not None and self._because
+        ):  # the server stopped it, so wait until all its processes have ended
             self._loop.add_reader(self._last_pidfd, self._conclude, code)
         else:
             self._conclude(code)
@@ -294,7 +296,7 @@ def spawn(
     new_session: bool = True,
     pass_fds: Sequence[int] = (),
 ) -> SpawnedProcess:
-    """Start a process. It inherits only the named descriptors.
+    """Start a process. Besides its input and output, it inherits only the descriptors in `pass_fds`.
 
     Call this in the event loop's thread: a child with a parent death signal dies with the thread
     that created it. No Python code runs between fork and exec, so this is safe and fast in a large

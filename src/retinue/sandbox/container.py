@@ -1,8 +1,8 @@
-"""Runs commands in containers: one container per scope and set of folders, kept between commands.
+"""Runs commands in docker containers. Each scope and set of folders has a container, kept for later commands.
 
-The mounted folders are part of a container's name, so a command never runs in a container that shows more. A label
-holds a hash of the other settings. If that hash differs, the container is created again, unless it was used a moment
-ago.
+A container's name contains a hash of its mounted folders, so a command never runs in a container
+with other folders. A label contains a hash of the other settings. If the settings have changed, the
+container is created again, unless it was used in the last five minutes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, cast
 from msgspec import Struct
 
 from retinue.config.sandbox import DockerSettings
-from retinue.domain.permission import USER_KEY_PATHS
 from retinue.domain.ports import Clock
+from retinue.domain.protected_paths import USER_KEY_PATHS
 from retinue.sandbox import mounts
 from retinue.sandbox.base import Confinement, ResourceLimits, SandboxFailed, SandboxProbe
 from retinue.sandbox.child_process import ChildProcess, spawn
@@ -59,7 +59,7 @@ echo stands
 
 
 class EngineReply(Struct, frozen=True):
-    """The exit code and output of an engine command."""
+    """The exit code and output of a `docker` command."""
 
     code: int
     text: str
@@ -94,7 +94,8 @@ class ContainerEngine:
 class ContainerPool:
     """Manages all containers of an instance.
 
-    The last use of each container is recorded in `folder`, because container engines do not record it.
+    The last use of each container is recorded in a file in `folder`, because docker does not record
+    it.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ContainerPool:
         self._kill_tasks: set[asyncio.Task[EngineReply]] = set()
 
     def for_scope(self, key: str, settings: DockerSettings | None = None) -> ContainerSandbox:
-        """Return the sandbox of a scope, see `build_scope_key`. `settings` default to those of the instance."""
+        """Return the sandbox of a scope (see `build_scope_key`). By default it uses the settings of the instance."""
         return ContainerSandbox(self, key, settings or self.settings)
 
     async def probe(self) -> SandboxProbe:
@@ -131,7 +132,10 @@ class ContainerPool:
             return self._probe_result
 
     async def ensure_container(self, key: str, confinement: Confinement, settings: DockerSettings) -> str:
-        """Return the name of a running container that shows exactly what the confinement names."""
+        """Return the name of a running container with exactly the folders of the confinement.
+
+        If there is none, create or start one.
+        """
         async with self._making:
             walls_of = self._build_mount_arguments(confinement)
             name = f"{self.settings.prefix}-{_slug(key)}-{_short_hash([key, *walls_of])}"
@@ -152,9 +156,9 @@ class ContainerPool:
             return name
 
     async def prune(self) -> list[str]:
-        """Remove containers that are idle too long or too old, and return their names.
+        """Remove containers that were unused for too long or are too old, and return their names.
 
-        Use is recorded when a command starts, not while it runs.
+        The use of a container is recorded when a command starts in it, not while the command runs.
         """
         now, used = self.clock.now(), self._read_uses()
         removed: list[str] = []
@@ -197,13 +201,14 @@ class ContainerPool:
         task.add_done_callback(self._kill_tasks.discard)
 
     async def wait_for_kills(self) -> None:
-        """Wait until all kills are done. Called before the server stops."""
+        """Wait until all calls of `kill_marked` are done. Called before the server stops."""
         await asyncio.gather(*self._kill_tasks, return_exceptions=True)
 
     def checked_binds(self, confinement: Confinement) -> list[mounts.Bind]:
         """Return the folders to mount, after checking them.
 
-        An engine cannot hide a part of a mounted folder, so a folder with hidden content is refused.
+        Docker cannot hide a part of a mounted folder, so a folder with content that must stay
+        hidden is refused.
         """
         keys = [self.user_home / name for name in USER_KEY_PATHS] if self.user_home is not None else []
         hidden = [*self.private_paths, *(Path(os.path.realpath(key)) for key in keys)]
@@ -259,7 +264,7 @@ class ContainerPool:
         return _format_mount(path, Path(target), writable=mode != "ro")
 
     def _build_options(self, limits: ResourceLimits, settings: DockerSettings) -> list[str]:
-        """Return the engine options that isolate a container. The settings cannot change these."""
+        """Return the docker options that isolate a container. No setting removes them."""
         user = f"{os.getuid()}:{os.getgid()}"  # owner of the workspace; uid 0 has no capabilities here
         scratch = f"rw,nosuid,nodev,size={limits.disk_bytes}"
         return [
@@ -405,9 +410,7 @@ class ContainerSandbox:
             os.close(variables)
 
         def end() -> None:
-            """Kill the client and the command. Killing the client alone does not end the command in
-            the container.
-            """
+            """Kill the docker client and the command, which would otherwise continue in the container."""
             _kill_group(spawned.popen.pid)
             self._containers.kill_marked(name, mark)
 
@@ -423,17 +426,18 @@ class ContainerSandbox:
 
 
 def build_client_environment() -> dict[str, str]:
-    """Return the variables that the engine's client needs. The client runs outside the sandbox, so
-    it gets no variables of the command.
+    """Return the environment variables of the docker client.
+
+    The client runs outside the sandbox, so it gets no variables of the command.
     """
     kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "XDG_RUNTIME_DIR")
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def _open_environment_file(confinement: Confinement, marker: str) -> int:
-    """Return a file descriptor with the environment.
+    """Return the descriptor of a file in memory that contains the command's environment.
 
-    The environment is not passed as arguments, because process lists show arguments.
+    The environment is not passed in arguments, because process lists show arguments.
     """
     environment = mounts.build_command_environment(confinement)
     if any("\n" in value or "\r" in value for value in environment.values()):

@@ -1,4 +1,4 @@
-"""Errors of the sandbox: a command that was not started, and why."""
+"""Errors of the sandbox, with the reason that a command was not started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SandboxUnavailable(SandboxFailed):
 
 
 class CommandNotStarted(SandboxFailed):
-    """A command was not started."""
+    """A command was not started, for example because the launcher of the sandbox failed."""
 
     code = "sandbox.not_started"
 
@@ -26,7 +26,7 @@ class CommandNotStarted(SandboxFailed):
 
 
 class SandboxPathRefused(SandboxFailed):
-    """A command may not see this path."""
+    """A command must not have access to this path."""
 
     code = "sandbox.folder_refused"
 
@@ -74,7 +74,7 @@ class ContainerVariableMultiline(SandboxFailed):
 
 
 class ContainerEngineFailed(SandboxFailed):
-    """A command of the container engine failed."""
+    """A `docker` command failed."""
 
     code = "sandbox.engine_failed"
 
@@ -83,7 +83,7 @@ class ContainerEngineFailed(SandboxFailed):
 
 
 class ContainerReplyInvalid(SandboxFailed):
-    """The container engine described a container in an unexpected form."""
+    """The description of a container that docker returned cannot be parsed."""
 
     code = "sandbox.engine_reply_invalid"
 
@@ -94,7 +94,7 @@ class ContainerReplyInvalid(SandboxFailed):
 
 
 class SandboxSecretUnusable(SandboxFailed):
-    """A secret for commands is not one line of printable ASCII."""
+    """The value of a secret for commands is not one line of printable ASCII."""
 
     code = "sandbox.secret_unusable"
 

@@ -1,7 +1,7 @@
 """Runs commands on the host without a sandbox, if the owner explicitly chose that.
 
-They see what the server sees, including its secrets. They still get their own process group, limits per process and a
-separate environment.
+The commands see what the server sees, including its secrets. They still have their own process
+group, limits per process and a separate environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retinue.sandbox.mounts import build_command_environment
 from retinue.sandbox.resource_monitor import ResourceMonitor, list_process_tree
 
 MARKER_VARIABLE = "RETINUE_COMMAND"
-"""Environment variable that identifies processes of a command that left its process group."""
+"""Environment variable that marks all processes of a command, to find those that left its process group."""
 KILL_ROUNDS_MAX = 5
 _NUMBERS = itertools.count(1)
 
@@ -46,7 +46,7 @@ class HostSandbox:
     async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> ChildProcess:
         if confinement.network is not None and confinement.network.injected:
             raise CommandNotStarted(
-                because="a secret for the proxy needs a sandbox with its own network", try_this=_TRY_SANDBOX
+                because="adding a secret to requests needs a sandbox with its own network", try_this=_TRY_SANDBOX
             )
         if not argv or any("\0" in word for word in argv):
             raise CommandNotStarted(
@@ -80,8 +80,8 @@ class HostSandbox:
     def _build_limit_arguments(self, limits: ResourceLimits) -> list[str]:
         """Return a prlimit command, which sets limits per process before the command starts.
 
-        The number of processes and their total memory are monitored instead, because the kernel
-        counts those per user.
+        The number of processes and their total memory are monitored instead, because prlimit cannot
+        limit them for one command.
         """
         if self._prlimit is None:
             return []
@@ -97,7 +97,7 @@ class HostSandbox:
 
 
 def _kill_tree(pid: int, marker: str) -> None:
-    """Kill the process group, its descendants, and processes outside of it that have the marker.
+    """Kill the process group, its descendants, and all other processes with the command's marker.
 
     Repeats until no new process is found.
     """
@@ -119,7 +119,10 @@ def _kill_tree(pid: int, marker: str) -> None:
 
 
 def _find_marked_processes(marker: str, first_pid: int) -> set[int]:
-    """Return the processes with the marker. Only pids above `first_pid` are checked, unless pids wrapped around."""
+    """Return the processes that have the marker in their environment.
+
+    Only pids above `first_pid` are checked, unless pids have wrapped around.
+    """
     wanted = f"{MARKER_VARIABLE}={marker}".encode()
     latest = int(Path("/proc/loadavg").read_text().rsplit(maxsplit=1)[1])
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}

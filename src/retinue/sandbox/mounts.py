@@ -1,4 +1,4 @@
-"""Computes the mounts and environment of a confined command. Pure, except that it reads paths."""
+"""Computes the mounts and the environment of a sandboxed command, and builds the /etc that it sees."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _ENGINE_SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 
 
 class Bind(Struct, frozen=True):
-    """One folder or file that a command sees, at the same path as outside."""
+    """One folder or file that a command sees, at the same path as on the host."""
 
     path: Path
     writable: bool = False
@@ -78,10 +78,11 @@ class Bind(Struct, frozen=True):
 
 
 def build_etc(folder: Path, entrypoint: Path) -> None:
-    """Build the /etc of all sandboxes when the server starts, from copies of public files.
+    """Build the /etc that all sandboxed commands see, when the server starts, from copies of public files.
 
-    If the public files have not changed since the last start, the existing folder is kept. Folders are only created
-    here and mounted by `build_system_arguments`: certificates alone are hundreds of links, and copying them took 0.1 s.
+    If the public files have not changed since the last start, the existing folder is kept. The
+    folders in it are created empty, and `build_system_arguments` mounts the originals there.
+    Copying the certificates, which are hundreds of links, took 0.1 s.
     """
     made_of = folder.with_suffix(".made-of")
     mounted = _list_etc_folders()
@@ -94,7 +95,7 @@ def build_etc(folder: Path, entrypoint: Path) -> None:
         and made_of.read_text() == _encode_fingerprint(sources, written, _fingerprint_path(folder))
     ):
         return
-    made_of.unlink(missing_ok=True)  # so that a partial build never counts as complete
+    made_of.unlink(missing_ok=True)  # so that an incomplete folder is not taken for a complete one
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, mode=0o755)
@@ -115,7 +116,8 @@ def _encode_fingerprint(*facts: object) -> str:
 def _fingerprint_path(path: Path | os.DirEntry[str]) -> object:
     """Return a value that changes when a file changes, or when a folder entry is added or removed.
 
-    Links inside a folder are skipped, because changing a link means replacing it.
+    Links inside a folder are skipped, because replacing a link changes the folder's modification
+    time.
     """
     if isinstance(path, Path) and path.is_symlink():
         return os.readlink(path)
@@ -134,13 +136,13 @@ def _fingerprint_status(path: Path | os.DirEntry[str]) -> list[object]:
 
 
 def _list_etc_folders() -> list[Path]:
-    """Return the folders of /etc that every command sees unchanged."""
+    """Return the folders of the host's /etc that every command sees."""
     paths = [Path("/etc", name) for name in _ETC_NAMES]
     return [path for path in paths if path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)]
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a link, or a readable file with world-readable permissions."""
+    """Copy a link, or a readable small file. All users can read the copy."""
     if not source.is_symlink() and not (source.is_file() and os.access(source, os.R_OK)):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -152,10 +154,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def build_system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[str]:
-    """Return the bubblewrap arguments that mount what every command sees, read-only.
-
-    That is programs, libraries and parts of /etc.
-    """
+    """Return the bubblewrap arguments that mount programs, libraries and /etc read-only, for every command."""
     arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
     for folder in _list_etc_folders():
         if (etc / folder.relative_to("/etc")).is_dir():
@@ -173,7 +172,7 @@ def build_system_arguments(etc: Path, *, python_prefix: Path | None = None) -> l
 
 
 def build_scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
-    """Return the bubblewrap arguments for devices and temporary folders, which are deleted with the command."""
+    """Return the bubblewrap arguments for devices and for temporary folders, which are deleted after the command."""
     shm_bytes = min(disk_bytes, SHM_BYTES_MAX)
     beside = any(bind.path.is_relative_to("/var/tmp") for bind in binds)  # a mount below it needs a folder, not a link
     return [
@@ -185,7 +184,7 @@ def build_scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]
 
 
 def check_working_directory(folder: Path, binds: Iterable[Bind]) -> None:
-    """Raise if a command cannot start in a folder: it is not mounted or does not exist."""
+    """Raise an error if a command cannot start in a folder: it is not mounted or does not exist."""
     if folder == Path("/tmp"):
         return
     if not any(folder.is_relative_to(bind.path) for bind in binds):
@@ -203,8 +202,8 @@ def check_working_directory(folder: Path, binds: Iterable[Bind]) -> None:
 def build_folder_arguments(binds: Sequence[Bind], hidden: Iterable[Path]) -> list[str]:
     """Return the arguments that mount folders, outer folders first, so that an inner mount hides the outer content.
 
-    In a writable folder, the folders on the way to a hidden path are bound to themselves. Otherwise a command could
-    rename one of them, and the next command would see the hidden path.
+    In a writable folder, each folder on the way to a hidden path is mounted on itself. Otherwise a
+    command could rename that folder, and the next command would see the hidden path.
     """
     mounts: dict[Path, list[str]] = {}
     shown = {bind.path for bind in binds}
@@ -237,8 +236,8 @@ def build_binds(
 ) -> list[Bind]:
     """Return the paths to mount for a confinement. Raises `SandboxFailed` if one of them is not allowed.
 
-    A path in `private_paths` can be shared only below `shareable_parents`. A path through a link is refused, because
-    the link could change between our check and the launcher's mount.
+    A path in `private_paths` can be shared only below `shareable_parents`. A path with a symbolic
+    link is refused, because the link could change between this check and the mount.
     """
     found: dict[Path, Bind] = {}
     for writable, paths in ((False, confinement.readable), (True, confinement.writable)):
@@ -271,9 +270,10 @@ def is_guardable(path: Path) -> bool:
 
 
 def _is_shown_by(bind: Bind, others: Iterable[Bind], hidden: Sequence[Path]) -> bool:
-    """Return whether an outer mount already shows the path of a mount, with no hidden path in between.
+    """Return whether another mount already shows a path, with no hidden path in between. Then no mount is added.
 
-    Content of a writable folder must be seen through the mount of that folder, because a command can replace it.
+    A command may replace a path in a writable folder, which would not be possible if the path were
+    a mount point.
     """
     return any(
         other is not bind
@@ -285,10 +285,12 @@ def _is_shown_by(bind: Bind, others: Iterable[Bind], hidden: Sequence[Path]) -> 
 
 
 def check_path(path: Path, *, private_paths: Sequence[Path], shareable_parents: Sequence[Path]) -> None:
-    """Raise if a path must never be visible to a command, whatever is granted."""
+    """Raise an error for a path that a command must never see, even if a permission names it."""
     text = str(path)
     if not path.is_absolute() or "\0" in text or ".." in path.parts:
-        raise SandboxPathRefused(text, because="it is not an absolute path", try_this="write the path from / on")
+        raise SandboxPathRefused(
+            text, because="it is not an absolute path", try_this="use an absolute path without `..`"
+        )
     real = Path(os.path.realpath(path))
     if real != path:
         raise SandboxPathRefused(
@@ -300,7 +302,7 @@ def check_path(path: Path, *, private_paths: Sequence[Path], shareable_parents: 
         )
     if text in _UNSHAREABLE_PATHS or any(path.is_relative_to(ruling) for ruling in _KERNEL_FOLDERS):
         raise SandboxPathRefused(
-            text, because="it would expose or control the whole machine", try_this="grant a folder inside it"
+            text, because="access to it exposes or controls the whole machine", try_this="grant a folder inside it"
         )
     if path.name in _ENGINE_SOCKETS:
         raise SandboxPathRefused(
@@ -316,7 +318,7 @@ def check_path(path: Path, *, private_paths: Sequence[Path], shareable_parents: 
 
 
 def build_command_environment(confinement: Confinement, *, proxy: str = "") -> Mapping[str, str]:
-    """Return the complete environment of a command, with defaults for what it needs to run."""
+    """Return the complete environment of a command: defaults, its own variables, and the proxy if it has one."""
     needed = {
         "PATH": PATH,
         "HOME": "/tmp",

@@ -1,4 +1,4 @@
-"""Decides which hosts one command may reach. Pure."""
+"""Decides which hosts one command may reach. Has no side effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HostPattern(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HostRules:
-    """The network rules of a command: first by host name, then by each resolved address."""
+    """Checks which hosts a command may reach: first the host name, then each resolved address."""
 
     allowed: tuple[HostPattern, ...]
     private_hosts: frozenset[str] = frozenset()
@@ -46,7 +46,7 @@ class HostRules:
         return cls(_parse_patterns(network.hosts), private, tuple((p, h) for p, h in injected if p.name))
 
     def find_host_refusal(self, host: str, port: int) -> str:
-        """Return why a host may not be reached by name, or an empty string. `host` is normalized."""
+        """Return why a host name is refused, or an empty string. `host` must be normalized."""
         if not host:
             return "it is not a valid host name"
         if not any(pattern.matches(host, port) for pattern in self.allowed):
@@ -54,12 +54,15 @@ class HostRules:
         return "" if host in self.private_hosts else explain_refused_host(host)
 
     def find_address_refusal(self, host: str, address: str) -> str:
-        """Return why a resolved address of a host may not be connected to, or an empty string."""
+        """Return why a resolved address of a host is refused, or an empty string."""
         because = explain_refused_address(address)
         return "" if because and host in self.private_hosts and is_private_address(address) else because
 
     def find_headers(self, host: str, port: int) -> Mapping[str, str]:
-        """Return the headers that the proxy adds to a request to this host. Later rules win."""
+        """Return the headers that the proxy adds to a request to this host.
+
+        If several rules set the same header, the last rule wins.
+        """
         found: dict[str, str] = {}
         for pattern, headers in self.injected:
             if pattern.matches(host, port):
@@ -84,7 +87,8 @@ def _parse_pattern(text: str) -> HostPattern:
 def filter_allowed(requested: Iterable[str], allowed: Iterable[str]) -> tuple[str, ...]:
     """Return the requested host patterns that are allowed.
 
-    A pattern is not allowed if it is wider than every allowed pattern.
+    A pattern is allowed if one of the allowed patterns includes all hosts and ports that it
+    matches.
     """
     known = _parse_patterns(allowed)
     return tuple(text for text in requested if _is_allowed(_parse_pattern(text), known))

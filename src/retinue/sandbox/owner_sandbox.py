@@ -15,7 +15,7 @@ from retinue.sandbox.errors import CommandNotStarted
 from retinue.sandbox.host import HostSandbox
 
 SHAREABLE_FOLDERS = ("hooks", "hooks-data", "speech")
-"""Folders of the data directory below which the owner's programs may see files."""
+"""Folders of the data directory whose content may be shared with the owner's programs."""
 
 
 class OwnerSandbox:
@@ -34,7 +34,8 @@ class OwnerSandbox:
     async def __call__(self) -> Sandbox:
         """Return the sandbox for the owner's programs.
 
-        Raises `SandboxFailed` if it does not work, rather than running a program unconfined.
+        Raises `SandboxFailed` if the configured sandbox does not work. The program then does not
+        run.
         """
         match self._settings().kind:
             case SandboxKind.OFF:

@@ -1,6 +1,4 @@
-"""Measures the memory and processes of a command and its descendants, where the kernel sets no
-limit.
-"""
+"""Measures the memory and processes of a command and its descendants, for limits that the kernel does not enforce."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ _PROC = Path("/proc")
 
 
 class ResourceMonitor:
-    """Reports which limit a process tree exceeds; empty while it is within its limits.
+    """Checks which limit a process tree exceeds. `find_excess` returns an empty string if it exceeds none.
 
-    Resident memory counts shared pages once per process and is cheap to read. Only if that sum is
-    too high is the proportional share (PSS) read, which is expensive.
+    The sum of the resident memory is cheap to read, but counts shared pages once per process. The
+    proportional share (PSS) is expensive to read, so it is read only if that sum exceeds the limit.
     """
 
     def __init__(self, root: int, limits: ResourceLimits, *, launcher_processes: int = 0) -> None:
@@ -44,7 +42,7 @@ class ResourceMonitor:
 
 
 def list_process_tree(root: int) -> list[int]:
-    """Return a process and its descendants that were not reparented."""
+    """Return the pids of a process and its descendants, except descendants whose parent has exited."""
     return list(_iterate_process_tree(root))
 
 
@@ -83,8 +81,9 @@ def _read_resident_bytes(pid: int) -> int:
 
 
 def _read_proportional_bytes(pid: int) -> int:
-    """Return the proportional memory. If unreadable, return the resident memory, which is never
-    lower.
+    """Return the proportional memory (PSS) of a process.
+
+    If it is unreadable, return the resident memory, which is never lower.
     """
     try:
         for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():

@@ -1,9 +1,8 @@
-"""Runs inside a sandbox with a network: passes the proxy's listening socket out, then execs the
-command.
+"""Runs first in a sandbox with a network: sends a listening socket to the server, then executes the command.
 
-A listening socket belongs to the network namespace in which it was created. So the server accepts
-connections that the command makes to 127.0.0.1, and no process of ours stays inside. It must start
-fast, so it imports only built-in modules.
+A listening socket belongs to the network namespace in which it was created. So the server can
+accept the connections that the command makes to 127.0.0.1, and no server process stays in the
+sandbox. This module must start fast, so it imports only built-in modules.
 """
 
 import _signal  # pyright: ignore[reportMissingImports]
@@ -34,7 +33,7 @@ def main(socket_fd: int, port: int, argv: list[str]) -> int:
 
 
 def exec_command(argv: list[str]) -> int:
-    """Replace this process by the command. Returns only if the command cannot be executed."""
+    """Replace this process with the command. Returns only if the command cannot be executed."""
     folders = [""] if "/" in argv[0] else posix.environ.get(b"PATH", b"/usr/bin:/bin").decode().split(":")
     because = "No such file or directory"
     for folder in folders:

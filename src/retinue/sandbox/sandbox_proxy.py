@@ -1,11 +1,11 @@
-"""The only network access of a sandbox: checks host and port, resolves names, connects to the checked address.
+"""The only network access of a sandbox: an HTTP proxy that checks host and port, and the resolved address.
 
-Each command has its own proxy, on a socket that only its sandbox can reach, so commands never share rules. For a tunnel
-(CONNECT) to port 443, the server name in the TLS ClientHello must match the requested host. The tunnel's content is not
-read.
+Each command has its own proxy, on a socket that only its sandbox can reach, so commands never share
+rules. For a tunnel (CONNECT) to port 443, the server name in the TLS ClientHello must match the
+requested host. The tunnel's content is not read.
 
-A plain request is parsed, normalized and forwarded. A plain request to port 443 is forwarded with TLS, so that the
-proxy can add a header with a secret without sending it in clear text.
+A plain request is parsed, normalized and forwarded. A plain request to port 443 is forwarded with
+TLS, so that the proxy can add a header with a secret without sending it in clear text.
 """
 
 from __future__ import annotations
@@ -188,8 +188,9 @@ class SandboxProxy:
     async def _connect(
         self, host: str, port: int, *, tls: ssl.SSLContext | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to a checked address, never to a name, because a name may resolve differently a
-        moment later.
+        """Connect to a checked address.
+
+        Never connects to a name, because the name may resolve differently a moment later.
         """
         if because := self._rules.find_host_refusal(host, port):
             raise ProxyRefusal(403, f"{host or 'this host'}:{port} is not allowed: {because}")
@@ -337,7 +338,7 @@ def _find_body_length(headers: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _build_head(request: ProxyRequest, injected: Mapping[str, str]) -> bytes:
-    """Build the head of a request as the proxy forwards it. It asks to close the connection after this request."""
+    """Build the head of the request that the proxy sends. The request closes the connection at its end."""
     replaced = {name.lower() for name in injected}
     named = {
         name.strip().lower()

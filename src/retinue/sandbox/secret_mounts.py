@@ -1,7 +1,8 @@
-"""Selects the secrets a command may use, and reads them directly before it starts.
+"""Selects the secrets that a command may use, and reads them just before the command starts.
 
-A rule with a header gives the secret to the proxy, and the command never sees it. A rule with a variable gives the
-secret to the command, which can read it. In both cases the server redacts the secret in its output.
+A rule with a header gives the secret to the proxy, and the command never sees it. A rule with a
+variable gives the secret to the command, which can read it. In both cases the server redacts the
+secret in the command's output.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from retinue.sandbox.network_rules import filter_allowed
 
 
 class ApplicableSecret(Struct, frozen=True):
-    """A rule that applies to one command. `hosts` are the rule's hosts that this command may reach."""
+    """A secret that one command may use, with its rule. `hosts` are the rule's hosts that the command may reach."""
 
     name: str
     rule: SecretRule
@@ -32,7 +33,7 @@ def find_applicable_secrets(
 ) -> tuple[ApplicableSecret, ...]:
     """Return the secrets that a command may use.
 
-    `program` is its real path, because a bare name could be any program.
+    `program` is the resolved path of the program, because a bare name could mean any program.
     """
     return tuple(_iterate_applicable(settings, agent, program, confinement))
 
@@ -53,7 +54,7 @@ def _iterate_applicable(
 def add_secrets(
     confinement: Confinement, secrets: tuple[ApplicableSecret, ...], environment: Mapping[str, str]
 ) -> Confinement:
-    """Read the secrets now, and return the confinement with them. Raises if a secret is missing."""
+    """Read the secrets, and return the confinement with them. Raises an error if a secret is missing or unusable."""
     injected: dict[str, dict[str, str]] = {}
     variables: dict[str, str] = {}
     for each in secrets:

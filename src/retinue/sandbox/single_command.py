@@ -1,6 +1,6 @@
-"""Runs one command of the owner to its end, with an input, and returns its output.
+"""Runs a program that the settings name, such as a hook, until it exits, and returns its output.
 
-It is used for programs that the settings name, such as hooks. Commands of agents are in `tools/shell`.
+Commands of agents run in `tools/shell`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.structs import replace
 from retinue.sandbox.base import Confinement, RunningCommand, Sandbox
 
-LIMIT_MARGIN_S = 5.0  # we end an overdue command; the sandbox does if we could not
+LIMIT_MARGIN_S = 5.0  # after `timeout_s`, in case the command was not stopped then
 SHOWN_CHARS_MAX = 200
 
 
 class CommandFailed(RetinueError):
-    """A program that the settings name failed."""
+    """A program that the settings name has failed."""
 
     code = "command.failed"
 
@@ -42,10 +42,10 @@ async def run_command(
     timeout_s: float,
     bytes_max: int,
 ) -> bytes:
-    """Return the output of a successful command. Raises `CommandFailed`, or `SandboxFailed` if the
-    command was not started.
+    """Run a command with an input, and return its output.
 
-    The timeout is in real seconds, independent of the server's clock.
+    Raises `CommandFailed` if the command fails, or `SandboxFailed` if it was not started. The
+    timeout is in real seconds, independent of the server's clock.
     """
     limits = replace(confinement.limits, seconds=timeout_s + LIMIT_MARGIN_S, output_bytes=bytes_max + 1)
     child = await sandbox.start(argv, replace(confinement, limits=limits))
@@ -70,7 +70,7 @@ async def run_command(
 
 
 async def _write_input(child: RunningCommand, input_data: bytes) -> None:
-    """Write the input of a command. A command that does not read its input has not failed."""
+    """Write the input of a command. Errors are ignored, because a command need not read its input."""
     with contextlib.suppress(OSError, RetinueError):
         if input_data:
             await child.write(input_data)

@@ -1,1 +1,1 @@
-"""Schedules and heartbeats: when an envelope is sent, the gates that decide, and their files."""
+"""Schedules and heartbeats: when a message is sent, the gates that can prevent it, and the files of both."""

@@ -1,4 +1,4 @@
-"""A timer for the earliest time at which something is due. Its callback performs what is due."""
+"""A timer that calls a function when the next schedule is due."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ RETRY_S = 1.0
 
 
 class Alarm:
-    """Calls the function `ring` when something is due.
+    """Calls the function `ring` whenever something is due.
 
-    `ring` returns the seconds until its next call. `trigger` calls it sooner.
-
-    It waits at most `tick_max_s` seconds. If `ring` fails, the alarm continues, because a silent stop would stop all
-    schedules.
+    `ring` performs what is due and returns the seconds until it should be called again. It is
+    called earlier after `trigger`, and at the latest after `tick_max_s` seconds. If `ring` fails,
+    it is called again, because otherwise no schedule would run any more.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Alarm:
         self._task = asyncio.create_task(self._run(), name="alarm")
 
     def trigger(self) -> None:
-        """Call `ring` now instead of at its next time."""
+        """Call `ring` as soon as possible, without waiting for the next due time."""
         self._triggered.set()
 
     def abandon(self) -> None:
@@ -60,10 +59,10 @@ class Alarm:
             await self._wait(self._tick_max_s if wait_s is None else min(wait_s, self._tick_max_s))
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for a number of seconds, or until triggered.
+        """Wait for a number of seconds, or until `trigger` is called.
 
-        The timer is set before anything else can run. Otherwise a test that advances its clock
-        would miss it.
+        The timer is set before other tasks can run. Otherwise a test that advances its clock would
+        miss the timer.
         """
         if seconds <= 0:
             await self._clock.sleep(0)

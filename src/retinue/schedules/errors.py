@@ -18,13 +18,13 @@ class ScheduleRecipientMissing(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "no recipient for this schedule",
-            because="`to` names the recipient",
+            because="`to` is not set",
             try_this="set to = agent:NAME",
         )
 
 
 class ScheduleDeliveryInvalid(Invalid):
-    """The answers of a schedule cannot be delivered to this address."""
+    """The address in a schedule's `deliver_to` cannot get the schedule's answers."""
 
     code = "schedule.deliver_invalid"
 
@@ -37,7 +37,7 @@ class ScheduleDeliveryInvalid(Invalid):
 
 
 class ScheduleTriggerInvalid(Invalid):
-    """A schedule needs exactly one of `at`, `every` and `cron`. `given` has the fields that are set."""
+    """A schedule has none or several of `at`, `every` and `cron`. `given` has the names of those that are set."""
 
     code = "schedule.when_invalid"
 
@@ -63,7 +63,7 @@ class DurationInvalid(Invalid):
 
 
 class ScheduleFileInvalid(Invalid):
-    """A schedule file cannot be read."""
+    """A schedule file has an invalid field or syntax."""
 
     code = "schedule.file_invalid"
 
@@ -76,7 +76,7 @@ class ScheduleFileInvalid(Invalid):
 
 
 class ScheduleFileIdMismatch(Invalid):
-    """A schedule file has the id of another schedule."""
+    """A schedule file has the name of one schedule and the id of another."""
 
     code = "schedule.file_id_mismatch"
 
@@ -105,7 +105,7 @@ class ScheduleFileCopied(Invalid):
 
 
 class GateSandboxMissing(ToolFailed):
-    """No sandbox works here, and only a gate that the owner wrote may run without one."""
+    """The server has no sandbox, and the gate was not written by the owner, so the gate was not run."""
 
     code = "gate.sandbox_missing"
 
@@ -125,13 +125,13 @@ class GateFolderMissing(ToolFailed):
     def __init__(self, path: str) -> None:
         super().__init__(
             f"'{path[:200]}' is not a folder",
-            because="a gate runs in a folder",
+            because="the working directory of a gate must be an existing folder",
             try_this="set `cwd` to an existing folder, or leave it out",
         )
 
 
 class GateWebDenied(ToolFailed):
-    """A gate names domains, but has no permission to reach the web."""
+    """A gate has `domains`, but no permission to reach the web."""
 
     code = "gate.web_denied"
 
@@ -147,7 +147,7 @@ class GateWebDenied(ToolFailed):
 
 
 class HeartbeatTaskInvalid(Invalid):
-    """A task file of a heartbeat cannot be read."""
+    """The task file of a heartbeat has an invalid field or syntax."""
 
     code = "heartbeat.task_invalid"
 
@@ -160,7 +160,7 @@ class HeartbeatTaskInvalid(Invalid):
 
 
 class HeartbeatTaskEmpty(Invalid):
-    """A heartbeat task has no text."""
+    """The file of a heartbeat task has no text below its front matter."""
 
     code = "heartbeat.empty"
 
@@ -173,7 +173,7 @@ class HeartbeatTaskEmpty(Invalid):
 
 
 class HeartbeatTaskTooLarge(TooLarge):
-    """A heartbeat task is longer than the limit."""
+    """The file of a heartbeat task is larger than the limit."""
 
     code = "heartbeat.too_large"
 
@@ -199,7 +199,7 @@ class HeartbeatTaskExists(Conflict):
 
 
 class HeartbeatFolderUnusable(Invalid):
-    """The folder of heartbeat tasks cannot be opened."""
+    """The folder with an agent's heartbeat tasks cannot be opened."""
 
     code = "heartbeat.folder_unusable"
 

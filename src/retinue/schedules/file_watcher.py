@@ -1,6 +1,7 @@
-"""Watches a directory for changes without polling, so that an idle server does no work.
+"""Watches a directory for changes.
 
-Linux uses inotify. Other systems poll every few seconds.
+On Linux, inotify reports changes, so an idle server does no work. Other systems poll every few
+seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CHANGE_MASK = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF |
 class DirectoryWatcher:
     """Calls `on_change` after a file in the directory was written, moved, created or removed.
 
-    It may also be called without a change.
+    `on_change` may also be called without a change.
     """
 
     def __init__(self, directory: Path, clock: Clock, on_change: Callable[[], None]) -> None:
@@ -75,7 +76,10 @@ class DirectoryWatcher:
 
 
 class DebouncedTask:
-    """Runs a task when triggered. Triggers that are close together run it once, and a failed task is retried."""
+    """Runs a task soon after `trigger` is called.
+
+    Several calls in a short time run the task only once. A task that fails is run again.
+    """
 
     def __init__(self, task: Callable[[], Awaitable[None]], clock: Clock, *, name: str) -> None:
         self._action = task

@@ -1,9 +1,9 @@
-"""Runs the gate of a schedule: a command that decides whether an occurrence runs, before any model call.
+"""Runs the gate of a schedule: a command that decides, before any model call, whether the message is sent.
 
 A gate runs like a command of the agent: in the configured sandbox, from the agent directory, and
-only with the grants of the occurrence's session. Exit code 0 means yes. Any other exit code, a
-missing permission, a timeout or a broken sandbox means no. The occurrence is then skipped, and its
-history has the reason.
+only with the grants of the occurrence's session. If it exits with code 0, the message is sent.
+After any other exit code, a missing permission, a timeout or a broken sandbox, the occurrence is
+skipped. The reason is stored in the schedule's history.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from retinue.domain.permission import (
     AgentRights,
     Permission,
     PermissionKind,
-    ProtectedPaths,
     add_permissions,
     default_rights,
 )
 from retinue.domain.ports import Clock, IdSource
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.schedule import GateResult, Schedule, ScheduleGate
 from retinue.domain.session import OriginKind
 from retinue.domain.storable_text import make_storable, truncate_bytes
@@ -43,18 +43,18 @@ from retinue.schedules.errors import GateFolderMissing, GateSandboxMissing, Gate
 from retinue.store.core.connection import Store
 from retinue.text.untrusted_wrapper import wrap_untrusted
 from retinue.tools.base import ToolContext
-from retinue.tools.files.paths import find_reachable_paths, locate
+from retinue.tools.files.path_access import find_reachable_paths, locate
 from retinue.tools.grants import GrantCache
 from retinue.tools.shell.argv import build_argv, build_environment, find_program
 from retinue.tools.shell.sandbox_choice import PlacedCommand, SandboxChooser, assess_output_trust
 
 OUTPUT_BYTES_MAX = 1024 * 1024  # bytes of output that are read
 SHOWN_BYTES_MAX = 32_768  # bytes of output that a model reads
-LIMIT_SLACK_S = 5.0  # the server ends a slow gate; the sandbox does it later if the server could not
+LIMIT_SLACK_S = 5.0  # the server stops a slow gate; if it cannot, the sandbox does so this much later
 
 
 class GateRunner(Struct, frozen=True, kw_only=True):
-    """Runs the gate of a schedule's occurrence, and returns the result."""
+    """Runs the gate of a schedule, and returns whether the message is sent, with the gate's output or a reason."""
 
     store: Store
     clock: Clock
@@ -88,7 +88,7 @@ class GateRunner(Struct, frozen=True, kw_only=True):
         ):
             named = ", ".join(str(each) for each in lacks)
             return GateResult(
-                is_open=False, because=f"gate: it needs {named}, which was not granted to {short_id(session)}"
+                is_open=False, because=f"gate: it needs {named}, which was not granted to session {short_id(session)}"
             )
         scene = ToolContext(
             agent=agent,
@@ -165,7 +165,7 @@ class GateRunner(Struct, frozen=True, kw_only=True):
 
 
 async def _read_output(child: RunningCommand) -> bytes:
-    """Read all output of a gate, and return the first `OUTPUT_BYTES_MAX` bytes."""
+    """Read a gate's output to its end, and return the first `OUTPUT_BYTES_MAX` bytes of it."""
     kept = bytearray()
     while data := await child.read():
         kept += data[: OUTPUT_BYTES_MAX - len(kept)]
@@ -179,13 +179,13 @@ def _describe_end(ended: CommandExit) -> str:
 
 
 def _with_own_directories(granted: tuple[Permission, ...], rights: AgentRights) -> tuple[Permission, ...]:
-    """Return the grants, with permissions for the directories that the agent may write without a grant."""
+    """Return the grants, and write permissions for the directories that the agent may write without a grant."""
     own = [Permission(PermissionKind.WRITE, os.path.realpath(path)) for path in rights.writable]
     return (*granted, *own, *(Permission(PermissionKind.WRITE, str(path)) for path in rights.writable))
 
 
 def _requested_rights(gate: ScheduleGate, rights: AgentRights, granted: tuple[Permission, ...]) -> AgentRights:
-    """Return the rights with which a gate runs: those that its `permissions` name and that were granted."""
+    """Return the agent's rights, with the gate's `permissions` that were granted."""
     wanted = [permission.parse_permission(tag) for tag in gate.permissions]
     return add_permissions(
         rights, [each for each in wanted if each == WEB_PERMISSION or any(have.covers(each) for have in granted)]

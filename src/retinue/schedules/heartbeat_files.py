@@ -6,8 +6,8 @@
     ---
     Read what is new in inbox.txt. Tell me only what cannot wait.
 
-Front matter is optional: then the title is the first heading, or the id. Agents also write these
-files with their own tools, so every file is validated before use.
+Front matter is optional. Without a `title`, the first heading is the title, or else the id. Agents
+also write these files with their file tools, so every file is validated before use.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ENTRIES_READ_MAX = 1_000
 
 
 class HeartbeatTaskFile(Struct, frozen=True):
-    """A heartbeat task as read from its file. `because` says why it cannot be performed, or is empty if it can."""
+    """A heartbeat task as read from its file. `because` says why the task cannot be used, or is empty if it can."""
 
     task: HeartbeatTask
     gate: ScheduleGate | None = None
@@ -60,7 +60,7 @@ def tasks_directory(agent_directory: Path) -> Path:
 
 
 def parse_task(id_: str, text: str) -> HeartbeatTaskFile:
-    """Parse the file of a heartbeat task. Raises with the reason if it is invalid."""
+    """Parse the file of a heartbeat task. If the file is invalid, the error has the reason."""
     fields: dict[str, Any] = {}
     body = text
     if text.removeprefix("\ufeff").startswith(FENCE):
@@ -101,9 +101,9 @@ def render_task(task: HeartbeatTask, gate: GateForm | None) -> str:
 
 @contextmanager
 def _open_directory(agent_directory: Path) -> Generator[int]:
-    """Open the directory of heartbeat tasks. Raise if it is a link.
+    """Open the directory of heartbeat tasks. Raises if the directory is a link.
 
-    An agent that may write to its directory could put a link in its place at any time.
+    An agent that may write to the agent directory could replace it with a link at any time.
     """
     folder = os.open(tasks_directory(agent_directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -113,7 +113,7 @@ def _open_directory(agent_directory: Path) -> Generator[int]:
 
 
 def list_task_ids(agent_directory: Path) -> list[str]:
-    """Return the ids of an agent's heartbeat tasks, in order. Links and names that are not valid ids are ignored."""
+    """Return the ids of an agent's heartbeat tasks, in order. Links and files with an invalid name are ignored."""
     try:
         with _open_directory(agent_directory) as folder:
             return _list_task_ids(folder)
@@ -139,7 +139,7 @@ def _is_id(name: str) -> bool:
 
 
 async def read_tasks(agent_directory: Path, read_file: ReadWithTrust) -> list[HeartbeatTaskFile]:
-    """Read all heartbeat tasks of an agent. A task that cannot be performed is returned with the reason."""
+    """Read all heartbeat tasks of an agent. A task that cannot be used is included, with the reason."""
     folder = os.path.realpath(tasks_directory(agent_directory))
     if folder != os.path.join(os.path.realpath(agent_directory), TASKS_FOLDER):
         return []  # a link in its place would expose its target

@@ -1,6 +1,7 @@
 """Builds the prompt of a due heartbeat from the agent's checklist and tasks.
 
-If nothing is due, no model is called. Untrusted content is left out, with the reason.
+If there is nothing to do, no model is called. Untrusted content is left out, and the reason is
+recorded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CHECKLIST_EMPTY = "empty: its checklist is empty"
 
 
 class _CheckedTask(Struct, frozen=True):
-    """A heartbeat task after its checks: it is due, or has the reason why it is not."""
+    """A heartbeat task after its checks. `because` is empty if the task is due, or says why it is not."""
 
     task: HeartbeatTask
     output: str = ""  # untrusted output of its gate
@@ -86,9 +87,9 @@ class ChecklistReader:
         return await self._build_prompt(schedule, agent, session, filed, checklist, forced=forced)
 
     async def _busy_reason(self, schedule: Schedule, session: SessionId) -> str:
-        """Wait until the session is idle, up to a limit and not beyond the next occurrence.
+        """Wait until the session is idle, for at most half of the heartbeat's interval and a fixed maximum.
 
-        Returns the reason if it stayed busy.
+        Returns the reason to skip the heartbeat if the session is still busy, or an empty string.
         """
         every_s = schedule.when.seconds if isinstance(schedule.when, EveryTrigger) else BUSY_WAIT_S_MAX
         waited_s, longest_s = 0.0, min(BUSY_WAIT_S_MAX, every_s / 2)
@@ -135,7 +136,7 @@ class ChecklistReader:
             return _CheckedTask(task, because=task_file.because)
         if because := self.gate_refusal(agent):
             return _CheckedTask(task, because=f"gate: it was not run: {because}")
-        # An agent that may write the file may have written its gate: it gets the trust of that directory.
+        # An agent that may write the file may have written its gate: it gets the trust level of that directory.
         asked = replace(schedule, name=task.id, gate=task_file.gate, trust=Trust.PRIVATE)
         async with self._gate_slots:
             result = await self.run_gate(asked, agent, session)
@@ -148,7 +149,7 @@ class ChecklistReader:
 
 
 def _select_tasks(task_files: Sequence[HeartbeatTaskFile], wanted: tuple[str, ...]) -> list[HeartbeatTaskFile]:
-    """Return the heartbeat tasks with the wanted ids. A task that no longer exists is returned with the reason."""
+    """Return the heartbeat tasks with the given ids. A task that no longer exists is included, with the reason."""
     by_id = {each.task.id: each for each in task_files}
     gone = "the task does not exist any more"
     return [

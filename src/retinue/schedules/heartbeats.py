@@ -1,7 +1,7 @@
 """Keeps the heartbeat schedules in sync with the settings, the agents and their task files.
 
-A heartbeat is a schedule of a separate kind, which this module adds, changes and disables. A server
-without heartbeats and tasks has no row for them and makes no commit.
+A heartbeat is stored as a schedule of the kind `heartbeat`. This module adds, changes and disables
+these schedules. On a server without heartbeats and tasks it writes nothing to the store.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NOT_CONFIGURED = "it has no heartbeat settings and no tasks"
 
 
 class HeartbeatSettings(Struct, frozen=True, kw_only=True):
-    """The settings that concern heartbeats."""
+    """The parts of the settings that heartbeats depend on."""
 
     defaults: HeartbeatDefaults
     default_agent: str | None
@@ -57,9 +57,10 @@ class HeartbeatSettings(Struct, frozen=True, kw_only=True):
 
 
 class AgentHeartbeat(Struct, frozen=True):
-    """An agent that has a heartbeat, and the rules of this heartbeat.
+    """An agent with a heartbeat, and the rules for that heartbeat.
 
-    Without `is_configured`, the heartbeat runs only while there are tasks.
+    If `is_configured` is false, neither the agent nor the settings configure the heartbeat. It then
+    runs only while the agent has tasks or a checklist.
     """
 
     agent: str
@@ -68,7 +69,10 @@ class AgentHeartbeat(Struct, frozen=True):
 
 
 def agents_with_heartbeat(all_agents: Sequence[Agent], settings: HeartbeatSettings) -> list[AgentHeartbeat]:
-    """Return the agents with a configured heartbeat. If there are none, return the default agent."""
+    """Return the agents that have a heartbeat: those with heartbeat settings, or else the default agent.
+
+    An agent whose interval is 0 has no heartbeat.
+    """
     own = [agent for agent in all_agents if agent.heartbeat != NO_HEARTBEAT]
     defaults = settings.defaults.rules
     if not own:
@@ -88,7 +92,7 @@ def agents_with_heartbeat(all_agents: Sequence[Agent], settings: HeartbeatSettin
 def heartbeat_schedule_id(agent: str) -> ScheduleId:
     """Return the schedule id of an agent's heartbeat.
 
-    The id is derived from the agent, because an agent has only one heartbeat.
+    It is derived from the agent's name, because each agent has at most one heartbeat.
     """
     return ScheduleId(derive_id(agent.casefold(), "heartbeat"))
 
@@ -129,7 +133,7 @@ def build_heartbeat_schedule(
 
 
 class HeartbeatSync:
-    """Keeps heartbeat schedules in sync in the background."""
+    """Keeps heartbeat schedules in sync in the background: see `sync`."""
 
     def __init__(
         self,
@@ -165,7 +169,10 @@ class HeartbeatSync:
         self._sync_task.trigger()
 
     async def sync(self, *, is_boot: bool = False) -> None:
-        """Sync the heartbeat schedules now. At boot, a heartbeat that has never run is due at once."""
+        """Add, change or disable heartbeat schedules to match the settings, agents and tasks.
+
+        If `is_boot`, a heartbeat that has never run is due at once.
+        """
         async with self._lock:
             wishes = self._read_settings()
             staff = await self._store.read(agents.list_all)
@@ -184,7 +191,7 @@ class HeartbeatSync:
                 await self._store.write(act, point="schedule")
 
     def _has_tasks(self, agent: Agent) -> bool:
-        """Whether the agent has tasks or a checklist that is not empty. File trust is not checked."""
+        """Whether the agent has tasks or a checklist that is not empty. Untrusted files count too."""
         home = self._agent_directory_of(agent.name)
         if list_task_ids(home):
             return True
@@ -195,7 +202,10 @@ class HeartbeatSync:
         return not heartbeat.is_checklist_empty(text)
 
     def _watch_tasks(self, agent: str | None) -> None:
-        """Watch the task directory of an agent whose heartbeat depends on tasks alone."""
+        """Watch the task directory of this agent, or stop watching if `agent` is None.
+
+        The agent is one whose heartbeat runs only while it has tasks.
+        """
         folder = tasks_directory(self._agent_directory_of(agent)) if agent is not None else None
         if folder == self._watched_directory:
             return
@@ -209,9 +219,10 @@ class HeartbeatSync:
 
 
 def _read_regular_file(path: Path) -> str | None:
-    """Return the text of a regular file, or None.
+    """Return the text of a file, or None if there is no regular file.
 
-    Agents write to this directory, so the path may be a FIFO or device, which could block.
+    Agents write to this directory, so the path could be a FIFO or a device, and reading it could
+    block.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -223,7 +234,7 @@ def _read_regular_file(path: Path) -> str | None:
 
 
 class _ScheduleChange(Struct, frozen=True):
-    """A schedule to add or change. If `schedule` is None, the stored one is disabled."""
+    """A heartbeat schedule to add or change. If `schedule` is None, the stored schedule is disabled."""
 
     stored: StoredSchedule | None
     schedule: Schedule | None
@@ -253,7 +264,7 @@ def _plan_changes(
 
 
 def _keep_start(current: Schedule, new: Schedule) -> Schedule:
-    """Return the new schedule with the current start time, if the interval is unchanged."""
+    """Return the new schedule, with the start time of the current one if both have the same interval."""
     same = (
         isinstance(current.when, EveryTrigger)
         and isinstance(new.when, EveryTrigger)

@@ -1,8 +1,8 @@
-"""Keeps `schedules/NAME.md` in the data directory in sync with the named schedules.
+"""Keeps `schedules/NAME.md` in the data directory in sync with the schedules that have a name.
 
-The store is authoritative, but people can change a schedule by editing its file. An edited file is applied within
-moments, and a change made elsewhere is written to the file. An invalid file changes nothing and is reported with its
-line.
+The store is authoritative, but people can change a schedule by editing its file. An edited file is
+applied within moments. A change made elsewhere, for example in the web app, is written to the file.
+An invalid file changes nothing, and the problem is reported with its line.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ UTC = ZoneInfo("UTC")
 
 
 class _FoundFile(Struct, frozen=True):
-    """A schedule file as found on disk."""
+    """The content and modification time of a schedule file."""
 
     text: str
     mtime_ms: int
 
 
 class _SyncedState(Struct, frozen=True):
-    """The text of a file and the version of its stored schedule, when both last had the same content."""
+    """The file's text and the stored schedule's version, from the last time when both had the same content."""
 
     text: str
     updated_ms: int
 
 
 class ScheduleFileSync:
-    """Keeps schedule files and the store in sync in the background."""
+    """Keeps schedule files and the store in sync in the background: see `sync`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ScheduleFileSync:
         *,
         run_blocking: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
-        """`run_blocking` runs blocking disk access in the background."""
+        """`run_blocking` runs a function with blocking disk access, by default in a thread."""
         self._run_blocking = run_blocking
         self._store = store
         self._clock = clock
@@ -109,11 +109,15 @@ class ScheduleFileSync:
         await self._sync_task.stop()
 
     def problems(self) -> list[str]:
-        """Return one text for each schedule file that could not be read, with the reason."""
+        """Return one line of text for each schedule file that cannot be applied, with the reason."""
         return [f"{name}.md: {why}" for name, why in sorted(self._problems.items())]
 
     async def sync(self) -> None:
-        """Sync the schedule files with the store."""
+        """Apply changed files to the store, and write changed schedules to their files.
+
+        If a file was removed, its schedule is deleted. If the whole folder is gone, all files are
+        written again.
+        """
         async with self._lock:
             if await self._run_blocking(self._create_directory):
                 # A file that is gone deletes its schedule. A folder that is gone was lost: write all files again.
@@ -165,7 +169,7 @@ class ScheduleFileSync:
             else:
                 await self._write_file(stored)
         except MissingScheduleId:
-            problems[name] = f"line 2: the id is missing; add its own: `id: {schedule.id}`"
+            problems[name] = f"line 2: the id is missing; add the id of this schedule: `id: {schedule.id}`"
         except RetinueError as error:
             if same_file:  # the file was invalid all along, and the store has changed since
                 await self._write_file(stored)
@@ -179,7 +183,7 @@ class ScheduleFileSync:
         return self._normalize(file.form, stored) == self._normalize(own, stored)
 
     def _normalize(self, form: schedule_parser.ScheduleForm, stored: StoredSchedule) -> schedule_parser.ScheduleForm:
-        """Return the form of a schedule in canonical spelling, so that equal schedules compare equal."""
+        """Return the form of a schedule in canonical spelling, so that equal schedules have equal forms."""
         zone = ZoneInfo(stored.zone)
         if form.every:
             form = msgspec.structs.replace(form, every=str(schedule_parser.parse_span_s(form.every)))
@@ -223,9 +227,10 @@ class ScheduleFileSync:
         folded: dict[str, str],
         problems: dict[str, str],
     ) -> None:
-        """Import a file whose name belongs to no stored schedule.
+        """Import a file with a name that no stored schedule has.
 
-        It is a new schedule, or a renamed one if its id is stored.
+        If its id belongs to a stored schedule, that schedule is renamed. Otherwise the file is a
+        new schedule.
         """
         try:
             validate_name(name, what="a schedule")
@@ -274,7 +279,7 @@ class ScheduleFileSync:
         return self._directory / f"{name}.md"
 
     def _create_directory(self) -> bool:
-        """Create the folder of the schedule files. Returns whether it did not exist."""
+        """Create the folder of the schedule files. Returns False if it already existed."""
         try:
             self._directory.mkdir(parents=True, mode=0o700)
         except FileExistsError:
@@ -296,7 +301,7 @@ class ScheduleFileSync:
         return found
 
     def _ids_in(self, found: dict[str, _FoundFile]) -> set[ScheduleId]:
-        """Return the ids in all files, whatever their names, so that a renamed file does not count as removed."""
+        """Return the schedule ids in all files. A renamed file still has its id, so it does not count as removed."""
         ids: set[ScheduleId] = set()
         for file in found.values():
             try:
@@ -392,7 +397,7 @@ def _write_atomically(path: Path, text: str, now: datetime) -> None:
 
 
 def _unlink(path: Path, id_: str) -> None:
-    """Delete the file of a schedule, unless it now belongs to another schedule."""
+    """Delete the file of a schedule, unless the file now has the id of another schedule."""
     try:
         if parse_schedule_file(path.read_text(errors="replace")).id != id_:
             return

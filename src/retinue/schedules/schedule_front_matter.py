@@ -1,4 +1,4 @@
-"""A schedule as a file: front matter with time and recipient, and the text below it.
+"""The file format of a schedule: front matter with id, time and recipient, and the text below it.
 
     ---
     id: 4f0c…
@@ -7,8 +7,8 @@
     ---
     What is on today?
 
-The file name is the schedule's name. The id identifies the schedule, so that a copied file does not
-count as a second schedule. A file without an id is ignored and reported.
+The file name is the schedule's name. The schedule is identified by its id, so a copy of the file is
+not a second schedule. A file without an id is ignored and reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ERROR_KEY = re.compile(r"`\$\.(?P<key>[A-Za-z_]+)")
 
 
 class ScheduleFile(msgspec.Struct, frozen=True):
-    """The content of a schedule file."""
+    """The parsed content of a schedule file."""
 
     id: ScheduleId
     form: ScheduleForm
@@ -53,11 +53,11 @@ class ScheduleFile(msgspec.Struct, frozen=True):
 
 
 class MissingScheduleId(Exception):
-    """The front matter of a schedule file has no schedule id."""
+    """Raised if the front matter of a schedule file has no id."""
 
 
 def parse_schedule_file(text: str) -> ScheduleFile:
-    """Parse a schedule file. Raises with the line number if it is invalid."""
+    """Parse a schedule file. If the file is invalid, the error has the line number."""
     try:
         fields, body = split_front_matter(text)
     except RetinueError as error:
@@ -87,7 +87,7 @@ def parse_schedule_file(text: str) -> ScheduleFile:
 
 
 def normalize_gate_keys(gate: Any) -> Any:
-    """Return a gate table with our key names. A value that is not a table is returned unchanged."""
+    """Return a gate table with our names for its keys. A value that is not a table is returned unchanged."""
     if not isinstance(gate, dict):
         return gate
     return {_GATE_ALIASES.get(str(k), k): _parse_timeout(k, v) for k, v in cast("dict[Any, Any]", gate).items()}

@@ -1,4 +1,7 @@
-"""Converts schedules between their written form and the domain type, for the CLI, tools, files and settings."""
+"""Converts schedules between the form that people and files use and the domain type.
+
+Used by the CLI, tools, files and settings.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,11 @@ Meta = msgspec.Meta
 
 
 class GateForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A command that decides whether an occurrence runs. Exit code 0 runs it, and its output is added to the text."""
+    """A command that decides, each time a schedule is due, whether the message is sent.
+
+    If the command exits with code 0, the message is sent, with the command's output added.
+    Otherwise this occurrence is skipped.
+    """
 
     command: str
     cwd: str = ""
@@ -60,7 +67,7 @@ class GateForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ScheduleForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The written form of a schedule. Exactly one of `at`, `every` and `cron` must be set."""
+    """The fields of a schedule as people write them. Exactly one of `at`, `every` and `cron` must be set."""
 
     to: Annotated[
         str, Meta(description="recipient: agent:NAME, agent:NAME/SESSION, person:NAME or channel:CONNECTOR:CHANNEL")
@@ -91,7 +98,7 @@ class ScheduleForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class ScheduleContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What `parse_form` needs besides the form: who sets the schedule, when, and in which time zone."""
+    """What `parse_form` needs besides the form: the author of the schedule, the current time and the time zone."""
 
     id: ScheduleId
     name: str
@@ -204,7 +211,7 @@ def parse_span_s(text: str) -> int:
 
 
 def format_span(seconds: int) -> str:
-    """Format seconds so that `parse_span_s` can read them."""
+    """Format a number of seconds as a duration that `parse_span_s` can parse."""
     parts: list[str] = []
     for unit, size in _SECONDS.items():
         amount, seconds = divmod(seconds, size)
@@ -214,7 +221,7 @@ def format_span(seconds: int) -> str:
 
 
 def schedule_to_form(schedule: Schedule, zone: ZoneInfo) -> ScheduleForm:
-    """Return the form of a schedule, with times in `zone`. Reading it again gives the same schedule."""
+    """Return the form of a schedule, with times in `zone`. Parsing the form gives the same schedule again."""
     when = schedule.when
     return ScheduleForm(
         to=str(schedule.to),
@@ -236,14 +243,14 @@ def schedule_to_form(schedule: Schedule, zone: ZoneInfo) -> ScheduleForm:
 
 
 def change_form(form: ScheduleForm, changes: Mapping[str, Any]) -> ScheduleForm:
-    """Return the form of a schedule with changes applied. A new `at`, `every` or `cron` replaces the old one."""
+    """Return a form with the changes applied. A new `at`, `every` or `cron` replaces the one that was set."""
     if any(changes.get(name) for name in ("at", "every", "cron")):
         form = msgspec.structs.replace(form, at="", every="", cron="")
     return msgspec.structs.replace(form, **changes)
 
 
 def is_same_schedule(one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules are equal, apart from their author and the start of their intervals."""
+    """Whether two schedules are equal. Their authors and the start of their intervals may differ."""
     return schedule_to_form(one, ZoneInfo("UTC")) == schedule_to_form(other, ZoneInfo("UTC"))
 
 

@@ -1,1 +1,4 @@
-"""The database of the server. Every transaction is a plain function that takes a connection as its first argument."""
+"""The server's database: its tables, queries and transactions.
+
+A transaction is a plain function whose first argument is a database connection.
+"""

@@ -1,4 +1,7 @@
-"""Open a store and upgrade its schema. A damaged store, or one written by a newer version, is rejected unchanged."""
+"""Open a store and upgrade its schema.
+
+A damaged store, or one that a newer version has written, is rejected and not changed.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from sqlalchemy import exc
 from retinue.domain.ports import CrashPoints
 from retinue.store.core import sqlite, tables
 from retinue.store.core.connection import NO_FAULTS, PERMANENT_ERROR_CODES, LockRequest, Store, translate_error
+from retinue.store.core.database_rename import rename_former_file
 from retinue.store.core.durable_files import fsync_path
 from retinue.store.core.errors import (
     DatabaseEncodingUnsupported,
@@ -32,7 +36,6 @@ from retinue.store.core.errors import (
     StoreUrlInvalid,
 )
 from retinue.store.core.file_inspection import inspect_file
-from retinue.store.core.former_file import rename_former_file
 from retinue.store.migrations import HEAD
 
 KNOWN_REVISIONS = frozenset(
@@ -60,10 +63,10 @@ OFFLINE_COPY = ".offline-copy"  # folder of the copy that an offline command rea
 
 
 class StoreSchema(Struct, frozen=True):
-    """The schema that this version knows: its newest revision, all revisions, and the folder of the migration scripts.
+    """The database schema of this version: its newest revision, all revisions, and the folder of the migration scripts.
 
-    `from_tables`: create a new store directly from the table definitions, without importing
-    alembic. A test proves that all migrations together produce exactly the same schema.
+    With `from_tables`, a new store is created from the table definitions, without importing
+    alembic. A test checks that all migrations together produce exactly the same schema.
     """
 
     head: str = HEAD
@@ -80,8 +83,9 @@ async def open_store(
 ) -> Store:
     """Open the store at a file path or a `postgresql://` URL, and upgrade its schema.
 
-    `lock` identifies the server that opens a PostgreSQL database. A database that another server
-    uses is rejected. A file needs no lock here, because the data directory has one.
+    `lock` describes the server that opens a PostgreSQL database. Raises `StoreLocked` if another
+    server uses the database. A SQLite file needs no lock here, because its data directory is
+    locked.
     """
     if isinstance(url, str) and url.startswith(("postgresql", "postgres:")):
         return await _open_postgres(url, faults, schema, lock)
@@ -114,14 +118,17 @@ async def _open_postgres(text: str, faults: CrashPoints, schema: StoreSchema, re
 
 
 def prepare_store_file(path: Path, *, schema: StoreSchema = SCHEMA, faults: CrashPoints = NO_FAULTS) -> None:
-    """Rename the database file if it has the name of earlier versions. The caller holds the instance lock."""
+    """Rename the database file if it still has the name of earlier versions. The caller holds the instance lock."""
     shutil.rmtree(path.parent / OFFLINE_COPY, ignore_errors=True)  # left by an offline command that was killed
     with _translate_errors(path):
         rename_former_file(path, known_revisions=schema.known_revisions, faults=faults)
 
 
 def prepare_sqlite(path: Path, *, schema: StoreSchema = SCHEMA) -> None:
-    """Create or migrate the file. A rejected file is not changed, and a migration runs on a copy first."""
+    """Create a database file, or migrate an existing one.
+
+    A file that is rejected is not changed. A migration is first tried on a copy of the file.
+    """
     with _translate_errors(path):
         _remove_copy(_upgrade_copy_path(path))
         if not path.exists():
@@ -139,7 +146,7 @@ def prepare_sqlite(path: Path, *, schema: StoreSchema = SCHEMA) -> None:
 def open_inline_store(
     path: str | Path = ":memory:", *, faults: CrashPoints = NO_FAULTS, yields: bool = True
 ) -> sqlite.InlineStore:
-    """Open a store without threads, for simulation."""
+    """Open a SQLite store without threads, for simulations."""
     store = sqlite.InlineStore(path, faults=faults, yields=yields)
     if stored_revision(store.connection) is None:
         _upgrade_in_transaction(store.connection, SCHEMA)
@@ -160,7 +167,7 @@ def refuse_unknown_revision(revision: str | None, schema: StoreSchema = SCHEMA) 
 
 
 def run_migrations(conn: sa.Connection, schema: StoreSchema = SCHEMA) -> None:
-    """Run the missing migrations within the caller's transaction."""
+    """Run the missing migrations within the caller's transaction. An empty database gets the current schema."""
     if schema.from_tables and stored_revision(conn) is None:
         tables.create_schema(conn, schema.head)
         return
@@ -208,8 +215,10 @@ def _upgrade_in_transaction(conn: sa.Connection, schema: StoreSchema) -> None:
 
 
 def _create_file(path: Path, schema: StoreSchema) -> None:
-    """Create a new store under a temporary name. It gets its path when it is complete, so a crash
-    leaves no empty file at that path."""
+    """Create a new database under a temporary name, and give it its final name when it is complete.
+
+    So a crash leaves no incomplete file at `path`.
+    """
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     _remove_copy(new)
     try:
@@ -223,8 +232,10 @@ def _create_file(path: Path, schema: StoreSchema) -> None:
 
 
 def _link_into_place(new: Path, path: Path) -> None:
-    """Give the new file its path with a link. Unlike a rename, a link fails if another process has
-    just created the file."""
+    """Give a new file its final name with a hard link.
+
+    Unlike a rename, a link does not replace a file that another process has just created.
+    """
     try:
         os.link(new, path)
     except FileExistsError:
@@ -237,7 +248,10 @@ def _link_into_place(new: Path, path: Path) -> None:
 
 
 def _upgrade_copy(path: Path, schema: StoreSchema) -> None:
-    """Upgrade a copy of the store, then delete it. So a migration that fails does not change the store."""
+    """Run the migrations on a copy of the database, then delete the copy.
+
+    So a migration that fails does not affect the database.
+    """
     copy = _upgrade_copy_path(path)
     try:
         _create_private_file(copy)
@@ -252,7 +266,7 @@ def _upgrade_copy(path: Path, schema: StoreSchema) -> None:
 
 
 def copy_and_upgrade(path: Path, copy: Path, *, schema: StoreSchema = SCHEMA) -> Path:
-    """Copy a store that no process has open, and upgrade the copy, to read it. The store itself is not changed."""
+    """Copy a database file that no process has open, and upgrade the copy. The original is not changed."""
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     with _translate_errors(copy):
         _create_private_file(copy)
@@ -299,8 +313,10 @@ def _translate_errors(path: Path) -> Generator[None]:
 
 
 def _check_writable(conn: sa.Connection) -> None:
-    """Check that the file can be written. SQLite opens a read-only file without an error, and the
-    first write would fail."""
+    """Check that the database file can be written.
+
+    SQLite opens a read-only file without an error, so otherwise only the first write would fail.
+    """
     raw: Any = conn.connection.dbapi_connection
     raw.execute("BEGIN IMMEDIATE")
     raw.execute("ROLLBACK")
@@ -310,7 +326,7 @@ def _check_writable(conn: sa.Connection) -> None:
 
 
 def prepare_postgres(url: sa.URL, schema: StoreSchema = SCHEMA) -> None:
-    """Create or migrate the tables in one transaction."""
+    """Create or migrate the tables of a PostgreSQL database, in one transaction."""
     tables.add_postgres_conditions()
     engine = sa.create_engine(url)
     try:

@@ -1,8 +1,10 @@
 """Test support for plugin authors, and for the tests of this repository.
 
 - `local_instance`: a complete instance in the test process, with a real store and engine.
-- `scripted_model`, `fake_connector`, `fake_clock`: fakes of the model, the platform and the clock.
-- `telegram_server`, `email_servers`, `postgres`: servers on loopback.
-- `fault_kit`: checks a connector against network, platform and server failures.
+- `scripted_model`, `fake_connector`, `fake_clock`: replacements for the model, the platform and the
+  clock.
+- `telegram_server`, `email_servers`, `postgres`: test servers on loopback.
+- `fault_kit`: a test suite that injects faults of the platform, the network and the server into a
+  connector.
 - `simulation` and `crash`: the randomized tests of this repository.
 """

@@ -1,4 +1,4 @@
-"""Access control for tests. It admits every sender, and believes a connector that says who the owner is."""
+"""Access control for tests: it admits every sender, and trusts a connector that says who the owner is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ OPEN_ACCESS = AccessSettings(dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.O
 
 
 class AllowAllAccess:
-    """Admits every sender. `agent_for_channel` returns the agent that answers in a channel, or None
-    if there is none."""
+    """Admits every sender of a message.
+
+    `agent_for_channel` returns the agent that answers in a channel, or None if there is none.
+    """
 
     def __init__(
         self, agent_for_channel: Callable[[Address], Address | None], settings: AccessSettings = OPEN_ACCESS

@@ -1,8 +1,8 @@
-"""`make crash`: kill a real server again and again under a real load, and count what was lost.
+"""`make crash`: kill a real server again and again under load, and count what was lost.
 
-First the server is killed once at every crash point of its code, then at random moments. Each time
-it is started again while its clients keep sending. At the end the server must become idle. Then the
-verdict is computed from the evidence.
+First the server is killed once at every crash point in its code, and then at random moments. After
+each kill it is started again, while its clients keep sending. At the end, the server must become
+idle. Then the verdict is computed from the evidence.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ UNREACHED_COMMITS = frozenset(
 # The steps of an upgrade from an earlier version, which a new instance never takes. Tests of the upgrade kill there.
 UPGRADE_STEPS = frozenset(["rename-store"])
 
-# Commits of inbound connectors, of which a trial has none. The fault kit tests each of them with failures.
+# Commits of inbound connectors, of which a trial has none. The fault test suite tests each of them with failures.
 INBOUND_COMMITS = frozenset(["access", "ambient", "connector", "join", "pair"])
 
 # Commits that a trial reaches, so that it can be killed there. A kill at any other commit would never happen.
@@ -134,7 +134,7 @@ REACHED_COMMITS = frozenset(
 
 
 def list_crash_points() -> list[str]:
-    """Return every crash point of the core, read from its source: around each commit and each effect."""
+    """Return every crash point of the server, as its source code defines them: around each commit and each effect."""
     excluded = UNREACHED_COMMITS | INBOUND_COMMITS | UPGRADE_STEPS
     return sorted(point for point in _find_all_points() if point.partition(".")[0] not in excluded)
 
@@ -159,7 +159,7 @@ def _find_all_points() -> frozenset[str]:
 
 
 def list_quick_points() -> list[str]:
-    """Return fewer crash points, for a quick test: all effects, and one side of each commit, alternating."""
+    """Return fewer crash points, for a quick test: all effects, and alternately one side of each commit."""
     points = list_crash_points()
     commits = [point for point in points if point.endswith("-commit")]
     return sorted({*points} - {*commits[0::4], *commits[3::4]})
@@ -181,7 +181,7 @@ def _iter_points(tree: ast.Module) -> Iterator[str]:
 
 @dataclass(slots=True)
 class ServerProcess:
-    """One server process, from its start to its end."""
+    """One process of the server under test, from its start to its end."""
 
     process: ForkedProcess
     log: Path
@@ -195,7 +195,7 @@ class ServerProcess:
         self.process.send_signal(number)
 
     async def wait_for_exit(self, *, within_s: float) -> int | None:
-        """Wait for the exit status. Returns None if the process does not end in time."""
+        """Wait for the exit status of the server process. Returns None if the process does not end in time."""
         try:
             status = await asyncio.wait_for(self.process.wait_async(), within_s)
         except TimeoutError:
@@ -214,13 +214,16 @@ class ServerProcess:
 
 
 class ServerFailed(Exception):
-    """The server did not start, or it ended without having been killed."""
+    """The server under test did not start, or it ended without having been killed."""
 
 
 @dataclass(slots=True)
 class CrashTrial:
-    """One trial of the crash test: a data directory, the evidence outside it, the clients, and the
-    server processes that are started one after another."""
+    """One trial of the crash test.
+
+    A trial has a data directory, the evidence outside it, the clients, and the server processes,
+    which are started one after another.
+    """
 
     data_dir: Path
     outside: Path
@@ -273,7 +276,7 @@ class CrashTrial:
         raise ServerFailed(f"the server did not start:\n{process.output[-2000:]}")
 
     async def finish(self, sending: asyncio.Task[None], *, within_s: float = IDLE_S_MAX) -> str:
-        """Let the clients finish, then stop the server. Return what went wrong, or an empty string."""
+        """Let the clients of the trial finish, then stop the server. Return what went wrong, or an empty string."""
         self.client.stop()
         life = self.processes[-1]
         await self.wait_until_started(life)
@@ -316,7 +319,10 @@ async def open_trial(
     bugs: str = "",
     has_schedules: bool = True,
 ) -> AsyncGenerator[tuple[CrashTrial, asyncio.Task[None]]]:
-    """Set up a trial in a folder, with clients that send. Schedules are included unless `has_schedules` is false."""
+    """Set up a trial in a folder, with clients that send messages.
+
+    The trial includes schedules unless `has_schedules` is false.
+    """
     home, outside = folder / "home", folder / "outside"
     outside.mkdir(parents=True)
     if has_schedules:
@@ -341,7 +347,7 @@ async def open_trial(
 
 
 def _write_schedules(data_dir: Path) -> None:
-    """Write the schedules as files before the first start of the server, which reads them."""
+    """Write the schedules of the trial as files, which the server reads when it starts."""
     folder = data_dir / "schedules"
     folder.mkdir(parents=True, mode=0o700)
     data_dir.chmod(0o700)
@@ -365,7 +371,7 @@ class KillTour:
     problems: list[str] = field(default_factory=list[str])
 
     async def kill_at_point(self, point: str) -> None:
-        """Kill the server at a crash point, and check that it died exactly there."""
+        """Kill the server at a crash point, and check that it died at exactly this point."""
         for nth, within_s in ((self.rng.randint(1, NTH_ARRIVAL_MAX), NTH_ARRIVAL_S_MAX), (1, FIRST_ARRIVAL_S_MAX)):
             life = await self.trial.start(crash=f"{point}:{nth}")
             status = await life.wait_for_exit(within_s=within_s)
@@ -402,8 +408,11 @@ class KillTour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashPlan:
-    """The parameters of a crash test: the crash points at which to kill the server, and the number
-    of kills at random moments after those."""
+    """The parameters of a crash test.
+
+    They are the crash points at which to kill the server, and the number of kills at random moments
+    after those.
+    """
 
     folder: Path
     seed: int
@@ -479,8 +488,11 @@ async def run_crash_test(plan: CrashPlan) -> CrashReport:
 
 
 def _measure_recoveries(trial: CrashTrial) -> tuple[list[float], list[float]]:
-    """Return how long each server process took until its first response, and until it first
-    answered an envelope that had waited."""
+    """Return how fast each server process recovered.
+
+    For each process, this is the time until its first response, and the time until it first
+    answered an envelope that had waited.
+    """
     answered = [entry for entry in trial.log.entries if isinstance(entry, AnsweredEntry)]
     open_s = [life.answered_at_s - life.started_at_s for life in trial.processes if life.answered_at_s is not None]
     answer_timeout_s: list[float] = []

@@ -1,4 +1,4 @@
-"""Bugs to plant in the server of the crash test, to check that its verdict detects them. For tests only."""
+"""Bugs that tests plant in the server under test, to verify that the checks detect them. For tests only."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def next_not_made() -> None:
 
 
 def skip_not_told() -> None:
-    """Plant a bug: do not record occurrences that were missed while the server was down or busy."""
+    """Plant a bug: do not record occurrences of a schedule that were missed while the server was down or busy."""
 
     def nothing(tx: Transaction, kept: StoredSchedule, since: datetime, until: datetime, *, because: str) -> None:
         del tx, kept, since, until, because
@@ -221,8 +221,10 @@ _OLDEST_REQUEST = (
 
 
 def lock_not_held() -> None:
-    """Plant a bug: serve a data directory that another process already serves. This happens if the
-    locks of a network disk do not work."""
+    """Plant a bug: serve a data directory that another process already serves.
+
+    In reality, this happens if the locks of a network disk do not work.
+    """
 
     @contextmanager
     def unlocked(data_dir: Path) -> Generator[None]:

@@ -1,7 +1,7 @@
 """The clients of the crash test: fifty senders that use only the HTTP API, over the server's socket.
 
-The clients trust nothing. Each client writes every response to the clients' log, with fsync, before
-the response counts. The verdict is computed from that log, so it detects a server that loses,
+The clients trust nothing. Before a client acts on a response, it writes the response to the
+clients' log, with fsync. The verdict is computed from that log, so it detects a server that loses,
 repeats or misreports something.
 """
 
@@ -51,7 +51,7 @@ class ConnectionClosed(Exception):
 
 
 class RequestRefused(Exception):
-    """The server answered a request with an error."""
+    """The server under test answered a request with an error."""
 
     def __init__(self, status: int, error: dict[str, str]) -> None:
         super().__init__(f"{status} {error}")
@@ -61,7 +61,7 @@ class RequestRefused(Exception):
 
 
 class ApiConnection:
-    """A connection of a client to the server. It is opened again whenever it breaks."""
+    """A connection of a client to the server under test. It is opened again whenever it breaks."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -89,7 +89,7 @@ class ApiConnection:
         return answer
 
     async def stream_events(self, after: int) -> AsyncIterator[tuple[str, Parameters]]:
-        """Yield (event, data) pairs until the connection breaks, which always raises `ConnectionClosed`."""
+        """Yield each event with its data until the connection breaks, which always raises `ConnectionClosed`."""
         try:
             reader = await self._send_request("GET", f"/api/events?after={after}", b"")
             status, _ = await read_head(reader)
@@ -132,13 +132,15 @@ class ApiConnection:
 
 
 def _approval_subject(call: Parameters) -> str:
-    """Return what identifies a call that needs approval: the text that the call would write, or its id."""
+    """Return the text that a call would write, or the id of the call. It identifies the call in an approval."""
     return call["arguments"].get("text") or call["id"]
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """Read the head of a message, and return the status and the headers, with names in lower case.
-    For a request, the status is 0."""
+    """Read the head of an HTTP message. Return the status and the headers, with names in lower case.
+
+    For a request, the status is 0.
+    """
     first_line = await reader.readline()
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b""):
@@ -153,7 +155,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderProfile:
-    """What the senders of a group do, with the weight of each action."""
+    """The behavior of a group of senders: the actions that they take, and the weight of each action."""
 
     recipient: str
     action_weights: dict[ScriptAction, int]
@@ -256,7 +258,10 @@ class CrashClient:
         self._stopping = False
 
     async def run(self) -> None:
-        """Send until stopped, or until each sender has sent `envelopes_max`. Then wait until all are settled."""
+        """Send messages until stopped, or until each sender has sent `envelopes_max`.
+
+        Afterwards, wait until all envelopes are settled.
+        """
         following = asyncio.create_task(self._follow_events())
         try:
             await asyncio.gather(*(self._run_sender(each) for each in self._senders))
@@ -276,7 +281,7 @@ class CrashClient:
 
     @property
     def pending(self) -> dict[str, str]:
-        """The acknowledged envelopes that the client does not know to be settled, each with its token."""
+        """The acknowledged envelopes for which the client has seen no outcome, each with its token."""
         return {e: token for each in self._senders for e, token in each.open_envelopes.items()}
 
     # --- sending ---
@@ -343,7 +348,7 @@ class CrashClient:
             sender.open_envelopes[envelope] = question.token
 
     async def _call_until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry a call until the server answers it."""
+        """Retry an API call until the server answers it."""
         while True:
             try:
                 return await call()
@@ -391,7 +396,7 @@ class CrashClient:
     # --- events ---
 
     async def _follow_events(self) -> None:
-        """Read the events by cursor, across every restart. No event may be repeated, missing or out of order."""
+        """Read the events by cursor, across server restarts. No event may be repeated, missing or out of order."""
         while True:
             line = ApiConnection(self._data_dir)
             try:
@@ -451,7 +456,7 @@ class CrashClient:
         return None
 
     async def _decide_approval(self, approval: str, token: str) -> None:
-        """Allow or deny an approval, answer it late, or never answer it, as the token determines."""
+        """Allow or deny an approval request at once or late, or never answer it. Its token decides which."""
         chance = random.Random(token)
         mood = chance.choices(["allow", "deny", "late", "never"], weights=[9, 4, 4, 3])[0]
         if mood == "never":
@@ -475,8 +480,9 @@ class CrashClient:
         await self._log.write(DecidedEntry(t=time.monotonic(), approval=approval, token=token, allow=allow))
 
     async def _answer_approval(self, connection: ApiConnection, approval: str, *, allow: bool, scope: str) -> None:
-        """Answer an approval with the given scope. Some calls can be allowed only once, so the
-        scope may become `once`.
+        """Answer an approval request with the given scope.
+
+        Some calls can be allowed only once. For these, the scope becomes `once`.
         """
         try:
             await self._call_until_answered(

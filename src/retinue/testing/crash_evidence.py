@@ -1,7 +1,7 @@
 """The evidence of the crash test: the clients' log, the effects outside the server, and the store.
 
-The store is read with separate SQL, because code under test must not read the evidence about
-itself. Only the ledger check uses the server's code, as additional evidence.
+The store is read with separate SQL, because the code under test must not read the evidence about
+itself. Only the ledger check uses code of the server, as additional evidence.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ApprovalCall:
 
 @dataclass(frozen=True, slots=True)
 class OutsideMark:
-    """A line with a text, which a tool call or a delivery wrote outside the server.
+    """A line that a tool call or a delivery wrote outside the server, with its text.
 
     For a delivery part, `by` is `ENVELOPE/INDEX/COUNT`, and the text is that of the whole envelope.
     """
@@ -112,7 +112,7 @@ class OutsideMark:
 
     @property
     def parts(self) -> int:
-        """The number of parts in which the envelope of this line was sent."""
+        """The number of parts in which the envelope was sent to which this line belongs."""
         return int(self.by.rpartition("/")[2]) if "/" in self.by else 1
 
     @property
@@ -122,7 +122,10 @@ class OutsideMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOccurrence:
-    """One occurrence of a schedule. A skipped occurrence represents all later occurrences before `until_ms` too."""
+    """One occurrence of a schedule, as the crash test reads it from the store.
+
+    A skipped occurrence represents all later occurrences before `until_ms`, too.
+    """
 
     schedule: str
     at_ms: int
@@ -227,7 +230,7 @@ _calls = msgspec.json.Decoder(list[_Call])
 
 
 def _first_word(calls: str) -> str:
-    """Return the first word that a tool call was to write. If there are several calls, the first call counts."""
+    """Return the first word of the text that a tool call was to write. If there are several calls, use the first."""
     first = _calls.decode(calls)[0] if calls.startswith("[") else _call.decode(calls)
     return str(first.arguments.get("text", "")).split(" ", 1)[0]
 

@@ -1,7 +1,8 @@
-"""The external agent of the crash test: an HTTP server on loopback that survives every kill of the server.
+"""The external agent of the crash test: an HTTP server on loopback that is not killed with the server.
 
-The external agent receives requests by HTTP and answers with signed callbacks. It trusts nothing:
-what it received, what it is about to send, and the server's response are on disk before they count.
+The external agent receives requests by HTTP and answers with signed callbacks. It trusts nothing.
+It writes to disk what it received, what it is about to send, and how the server responded, before
+it acts on any of these.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _BEHAVIORS = {"at-once": 4, "soon": 8, "twice": 4, "more": 3, "busy": 3, "unsure
 
 @dataclass(slots=True)
 class CrashExternalAgent:
-    """Answers every request in the text protocol of `crash_script`. The id of a request determines the answer."""
+    """Answers every request in the text protocol of `crash_script`. The id of a request determines its answer."""
 
     data_dir: Path
     log: CrashLog
@@ -79,7 +80,7 @@ class CrashExternalAgent:
             writer.close()
 
     async def _handle_request(self, headers: dict[str, str], body: bytes) -> int:
-        """Handle a request. Returns the status to respond with; 0 closes the connection without a response."""
+        """Handle a request, and return the status of the response. 0 closes the connection without a response."""
         request_body = json.loads(body)
         envelope, session = request_body["id"], request_body["sessionId"]
         at = headers[TIMESTAMP_HEADER.lower()]

@@ -1,4 +1,7 @@
-"""The log of the crash test's clients. Everything a client sends or receives is on disk before it counts."""
+"""The log of the crash test's clients.
+
+A client writes everything that it sends or receives to disk, before it acts on it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class SettledEntry(CrashLogEntry, frozen=True, kw_only=True, tag="settled"):
 
 
 class DecidedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="decided"):
-    """A log entry for an approval that the client decided, after the server confirmed the decision."""
+    """A log entry for an approval that a client decided. It is written after the server confirmed the decision."""
 
     approval: str
     token: str
@@ -117,8 +120,11 @@ AnyLogEntry = (
 
 
 class CrashLog:
-    """Writes the log of the crash test. Once `write` returns, the entry is on disk; concurrent
-    entries share one fsync."""
+    """Writes the log of the crash test's clients.
+
+    Once `write` returns, the entry is on disk. Entries that are written at the same time share one
+    fsync.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -1,17 +1,17 @@
 """The text protocol of the crash test, by which clients, model and verdict match each question to its answer.
 
-A question is a line `s12-m7 two-tools 0.05`: its token, what to do, and the model delay in seconds.
-The answer contains `<s12-m7 appended interrupted>`: the token, and the result of each tool call
-made for it.
+A question is a line such as `s12-m7 two-tools 0.05`. It contains a token, the action for the model,
+and the delay of the model in seconds. The answer contains `<s12-m7 appended interrupted>`: the
+token, and the result of each tool call made for it.
 
-A delegated task is a line `s12-m7/1 errand`. The other agent answers `did s12-m7/1`. If that
-arrives as a separate envelope, the delegating agent says `later: did s12-m7/1`. The task `s12-m7/1
-errand asking` needs an approval first.
+A delegated task is a line such as `s12-m7/1 errand`. The other agent answers `did s12-m7/1`. If
+this answer arrives as a separate envelope, the delegating agent says `later: did s12-m7/1`. The
+task `s12-m7/1 errand asking` needs an approval first.
 
 A schedule sends `tick`, which needs no answer in this protocol.
 
-The external agent gives the same answers. Sometimes it also sends `by the way: REQUEST`, with the
-id of a request, which is not an answer to any request.
+The external agent gives answers in the same form. Sometimes it also sends `by the way: REQUEST`,
+with the id of a request. This is not an answer to any request.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _TOKEN = re.compile(r"s(\d+)-m(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ScriptQuestion:
-    """One line that a client sends: a token, and what the model is to do."""
+    """One line that a client sends: a token, and the action that it requests from the model."""
 
     token: str
     action: ScriptAction
@@ -104,7 +104,7 @@ def build_token(session: int, number: int) -> str:
 
 
 def parse_token(token: str) -> tuple[int, int]:
-    """Return the session of a token, and the number of the token in that session."""
+    """Return the session to which a token belongs, and the number of the token in that session."""
     found = _TOKEN.match(token)
     if found is None:
         raise ValueError(f"{token!r} begins with no token")
@@ -120,9 +120,9 @@ def parse_answers(text: str) -> list[ScriptAnswer]:
 
 
 def parse_late_tasks(text: str) -> list[str]:
-    """Return the tasks that a text reports as done later.
+    """Return the delegated tasks that a text reports as done later.
 
-    The text says so, or contains the result of a call that was allowed after its turn.
+    The text says so itself, or contains the result of a call that was allowed after its turn.
     """
     return [m[1] for m in (*_TASK_DONE_LATER.finditer(text), *_LATE_TASK_RESULT.finditer(text))]
 
@@ -157,9 +157,11 @@ def _answer_tasks(text: str) -> list[str]:
 
 
 def choose_reply(prompt: ModelPrompt, whim: str) -> ScriptedReply:
-    """Return the model's next reply: one turn of calls per question that needs calls, then one answer to all.
+    """Return the next reply of the model in the crash test.
 
-    The reply depends only on the records of the run and on `whim`, which differs from process to process.
+    The model makes one turn of calls for each question that needs calls. Then it answers all
+    questions at once. The reply depends only on the records of the run and on `whim`, which differs
+    from process to process.
     """
     run = prompt.records[-1].run
     own = [record for record in prompt.records if record.run == run]

@@ -1,9 +1,10 @@
-"""The server that crash tests kill: the real one, with a rule-based model and effects recorded outside it.
+"""The server under test in the crash test: the real server, with a rule-based model and recorded effects.
 
 Start it with `python -m retinue.testing.crash_server` and these variables:
 
 - RETINUE_TEST=1.
-- RETINUE_TEST_OUTSIDE: the folder in which tools and channels record their effects.
+- RETINUE_TEST_OUTSIDE: the folder in which tools and channels record their effects, outside the
+  server.
 - RETINUE_TEST_ELSEWHERE: the URL of the external agent.
 - RETINUE_TEST_CRASH=point:n: kill the process when a crash point is reached for the n-th time.
 - RETINUE_TEST_BUG: names of bugs to plant, which the verdict must detect.
@@ -84,7 +85,7 @@ def _build_external_agent(url: str) -> Agent:
 
 @dataclass(frozen=True, slots=True)
 class SlowTool:
-    """A tool that waits after its effect, so that the server can be killed before it learns of the effect."""
+    """A tool that waits after its effect, so that the server can be killed before the result is stored."""
 
     tool: AppendLineTool
     arguments: type[msgspec.Struct] = field(init=False)
@@ -117,7 +118,7 @@ def _build_connector(outside: Path, instance: str, *, repeats_safely: bool) -> F
 
 
 def _record_delivery(file: Path, delivery_part: DeliveryPart) -> None:
-    """Append a line with fsync, outside the server: evidence that the platform accepted this part."""
+    """Append a line to a file outside the server, with fsync, as evidence that the platform accepted this part."""
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         part = f"/{delivery_part.index}/{delivery_part.count}" if delivery_part.count > 1 else ""

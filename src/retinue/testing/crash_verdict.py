@@ -1,4 +1,4 @@
-"""The verdict of the crash test: a pure function of the evidence. Every count should be zero."""
+"""The verdict of the crash test: a pure function of the evidence. In a correct server, every count is zero."""
 
 from __future__ import annotations
 
@@ -78,8 +78,10 @@ class CrashVerdict:
 
 
 def judge_evidence(evidence: CrashEvidence, *, has_schedules: bool = True) -> CrashVerdict:
-    """Check the evidence of a crash test, and return the verdict. `has_schedules`: whether the
-    server had any schedules."""
+    """Check the evidence of a crash test, and return the verdict.
+
+    `has_schedules` says whether the server had any schedules.
+    """
     case = _EvidenceIndex(evidence)
     findings = [
         *_check_complaints(case),
@@ -136,7 +138,7 @@ class _EvidenceIndex:
 
     @property
     def late_tokens(self) -> Counter[str]:
-        """Map each token that the external agent sent after its request had ended to how often it was sent."""
+        """Each token that the external agent sent after its request had ended, with the number of times it was sent."""
         late = (envelope for envelope in self.external_envelopes if envelope.reply_to is None)
         return Counter(answer.token for envelope in late for answer in script.parse_answers(envelope.text))
 
@@ -170,7 +172,7 @@ def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that every envelope ended once, with a reason, and that a sender without an answer was notified."""
+    """Check that every envelope ended once, with a reason, and that every sender got an answer or a notice."""
     notified = {envelope.reply_to for envelope in index.evidence.envelopes if envelope.kind == "notice"}
     notified_runs = {index.envelopes_by_id[id_].run for id_ in notified if id_ in index.envelopes_by_id} - {None}
     ahead = {occurrence.envelope for occurrence in index.evidence.occurrences if occurrence.state == "waiting"}
@@ -204,14 +206,17 @@ def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _is_noted_agent_message(envelope: StoredEnvelope) -> bool:
-    """Return whether this is an agent message that starts no run. The recipient reads it in its
-    next turn, and does not answer it."""
+    """Return whether an envelope is an agent message that starts no run.
+
+    The recipient reads such a message in its next turn, and does not answer it.
+    """
     return envelope.source != OWNER_SENDER and envelope.outcome == "noted"
 
 
 def _check_answered(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each answered question is in the answer that is stored for it, and that no
-    question is in other answers.
+    """Check the stored answer of each question that was answered.
+
+    The answer must contain the question's token, and no other answer may contain it.
     """
     owed = index.late_tokens
     for envelope in index.evidence.envelopes:
@@ -253,8 +258,11 @@ def _check_increasing(numbers: Sequence[int], what: str) -> Iterator[CrashFindin
 
 
 def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that the events reported each answer once, that they reported nothing that was undone,
-    and that outcomes are correct."""
+    """Check the events that the client received.
+
+    They must report each answer once, report nothing that was undone, and give the correct
+    outcomes.
+    """
     heard: Counter[str] = Counter()
     texts = {envelope.text for envelope in index.evidence.envelopes if envelope.recipient == OWNER_SENDER}
     late = index.late_tokens
@@ -300,8 +308,10 @@ def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_calls(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that no call was performed twice if it must not be, and that the model read the true
-    result of each call."""
+    """Check that no call was performed twice if it must not be repeated.
+
+    The model must also have got the true result of each call.
+    """
     for word, times in index.writes_by_word.items():
         if times > 1:
             by = ", ".join(mark.by for mark in index.evidence.tool_marks if mark.word == word)
@@ -346,7 +356,7 @@ def _written_words(token: str, action: ScriptAction) -> list[str]:
 
 
 def _check_delegations(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each result of delegated work reached the delegating agent once: with its call, or later."""
+    """Check that each result of delegated work reached the delegating agent once: with its call, or afterwards."""
     do = {q.token: q.action for envelope in index.questions for q in script.parse_questions(envelope.text)}
     reported: Counter[str] = Counter()
     for envelope in index.answers:
@@ -384,7 +394,7 @@ _SCHEDULE_SOURCE = "schedule:"  # whose envelopes get no answer
 
 
 def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each callback is stored once, in the session it was sent to, and was forwarded once."""
+    """Check that each callback is stored once, in the session to which it was sent, and was forwarded once."""
     callbacks = {(e.session, e.message): e for e in index.evidence.log if isinstance(e, CallbackEntry)}
     first: dict[tuple[str, str], CallbackResultEntry] = {}
     for entry in index.evidence.log:
@@ -422,7 +432,7 @@ def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_requests(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each request arrived at the external agent and ended once, with the answer that belongs to it."""
+    """Check that each request reached the external agent and ended once, with its own answer."""
     brought = {entry.envelope for entry in index.evidence.log if isinstance(entry, RequestEntry)}
     answered = Counter(envelope.reply_to for envelope in index.external_envelopes if envelope.reply_to is not None)
     runs = {run.id: run for run in index.evidence.runs}
@@ -477,8 +487,9 @@ def _explain_contradiction(result: CallResult, *, times: int, is_interrupted: bo
 
 
 def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each allowed call was performed or has a reason why not, and that no call ran
-    without a needed approval.
+    """Check that each allowed call was performed, or has a reason why not.
+
+    No call that needed an approval may have been performed without one.
     """
     approvals = {approval.id: approval for approval in index.evidence.approvals}
     for entry in index.evidence.log:
@@ -511,8 +522,10 @@ def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that every delivered envelope is in its channel, in order. If the channel cannot
-    deduplicate, the envelope must be there only once."""
+    """Check that every delivered envelope is in its channel, and that the order is correct.
+
+    If the channel cannot recognize repeated parts, the envelope must be there only once.
+    """
     for name, marks in index.evidence.channel_marks.items():
         times = Counter(mark.by for mark in marks)
         came = Counter(mark.envelope for mark in dict.fromkeys(marks))
@@ -545,7 +558,7 @@ def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_unrequested(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that everything that is stored or written was sent by a client."""
+    """Check that a client sent everything that is stored in the server or written outside it."""
     approvals = {f"{approval.id}/decision" for approval in index.evidence.approvals}
     sent = {entry.token for entry in index.sent.values()}
     for envelope in index.evidence.envelopes:
@@ -580,7 +593,7 @@ def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that every occurrence of a schedule exists once, and either ran or has a reason why it did not."""
+    """Check that every occurrence of a schedule exists once, and either ran or has a reason for not running."""
     for name, every_s in script.SCHEDULE_INTERVALS_S.items():
         slots = [slot for slot in index.evidence.occurrences if slot.schedule == name]
         if not slots:
@@ -606,7 +619,7 @@ def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _count_task_approvals(index: _EvidenceIndex) -> dict[str, int]:
-    """Count the approvals that delegated tasks requested, by state. Only the words of these contain a slash."""
+    """Count the approvals that delegated tasks requested, by state. Only the words of such tasks contain a slash."""
     states = Counter(approval.state for approval in index.evidence.approvals if "/" in approval.word)
     return {f"approvals for tasks, {state}": states[state] for state in sorted(states)}
 
@@ -617,7 +630,7 @@ def _count_occurrences(index: _EvidenceIndex) -> dict[str, int]:
 
 
 def _count_evidence(index: _EvidenceIndex) -> dict[str, int]:
-    """Return how many items of each kind were checked, because a verdict on very few items would prove nothing."""
+    """Return how many items of each kind were checked. A verdict on very few items would prove nothing."""
     outcomes = Counter(envelope.outcome or "open" for envelope in index.questions)
     return {
         "sent": len(index.sent),

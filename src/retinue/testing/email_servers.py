@@ -154,8 +154,10 @@ _ID = re.compile(r"\sid ([0-9A-Za-z]{6})-([0-9A-Za-z]+)-([0-9A-Za-z]+)")  # seco
 
 
 def _accepted_at(message: EmailMessage) -> tuple[str, str]:
-    """Return when a server accepted an email, from the id that it gave to the email. The process
-    number is left out, because it wraps around."""
+    """Return the time at which a server accepted an email, which is part of the id that it gave to the email.
+
+    The process number in the id is left out, because it does not always increase.
+    """
     found = _ID.search(str(message["Received"]))
     return (found[1], found[3]) if found else ("", "")
 
@@ -166,7 +168,7 @@ class EmailServersMissing(Exception):
 
 @dataclass
 class EmailServers:
-    """The two email servers of a test. Every person's password is `secret-NAME`."""
+    """The two email servers of a test. The password of a person is `secret-NAME`."""
 
     folder: Path
     smtp: int
@@ -229,8 +231,10 @@ class EmailServers:
     # --- faults ---
 
     def set_password(self, person: str, password: str) -> None:
-        """Change the password of one person, and return once dovecot uses it. dovecot polls for a
-        change every second."""
+        """Change the password of one person, and return once dovecot uses the new password.
+
+        dovecot checks for a change every second.
+        """
         self.write_passwords({person: password})
         wait_until_sync(lambda: self._can_log_in(person, password), "dovecot goes by the new password")
 
@@ -255,7 +259,7 @@ class EmailServers:
         return True
 
     def refuse_next(self) -> None:
-        """Refuse the next email with a temporary error."""
+        """Make the email server refuse the next email with a temporary error."""
         (self.folder / "spool" / "busy").touch()
 
     def set_mailbox_closed(self, *, closed: bool) -> None:
@@ -268,10 +272,11 @@ class EmailServers:
     def send_email(
         self, raw: bytes, *, sender: str = MARIA_ADDRESS, to: str = SERVER_ADDRESS, login: str | None = "maria"
     ) -> None:
-        """Send an email through exim as a person's client would. Without `login`, send it as an unknown server would.
+        """Send an email through exim as a person's email client would.
 
-        Returns once the email was delivered: exim delivers each email in a separate process, and
-        two emails could overtake each other.
+        Without `login`, send it as an unknown email server would. Returns once the email was
+        delivered. Otherwise two emails could arrive in another order, because exim delivers each in
+        a separate process.
         """
         before = len(self._files(to.partition("@")[0]))
         with smtplib.SMTP("127.0.0.1", self.smtp) as line:
@@ -296,7 +301,7 @@ class EmailServers:
         return not any((self.folder / "spool" / "input").glob("**/*-[HDJ]"))
 
     async def wait_until_delivered(self) -> None:
-        """Wait until every accepted email is in its mailbox."""
+        """Wait until every email that exim has accepted is in its mailbox."""
         await wait_until(self._is_delivered, "exim has delivered every mail")
 
     async def wait_for_email(self, person: str, message_id: str) -> EmailMessage:
@@ -317,7 +322,7 @@ class EmailServers:
         return sum("S" in each.name.partition(":2,")[2] for each in (self.folder / "mail" / person / "cur").glob("*"))
 
     def empty_mailboxes(self) -> None:
-        """Remove all emails of every mailbox, including those that exim has accepted and not yet delivered."""
+        """Remove all emails of every mailbox, and the emails that exim has accepted but not yet delivered."""
         wait_until_sync(self._is_delivered, "exim has delivered every mail")
         for person in MAILBOXES:
             shutil.rmtree(self.folder / "mail" / person, ignore_errors=True)

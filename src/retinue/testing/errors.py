@@ -1,4 +1,4 @@
-"""Errors that only tests meet: scripted failures, and code that refuses to run outside a test."""
+"""Errors that occur only in tests: scripted failures, and code that refuses to run outside a test."""
 
 from __future__ import annotations
 

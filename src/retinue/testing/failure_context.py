@@ -1,8 +1,8 @@
-"""Registers what a test has open (servers, browser pages, seeds), so that a failed test can be explained.
+"""Registers what a test has open (servers, browser pages, seeds), so that the report of a failure can describe it.
 
-A helper that opens a server or page registers it here. When the test fails,
-`tests/failure_report.py` asks for a description of each. A subject that closes because of the
-failure is described first, while it still shows what went wrong.
+A helper that opens a server or a page registers it here as a subject. When the test fails,
+`tests/failure_report.py` requests a description of each subject. If a subject closes because of the
+failure, it is described before it closes, while it still shows what went wrong.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ SERVER_LOG_TITLE, WHY_TITLE, PAGE_TITLE, ERROR_TITLE = "server log", "why", "pag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDescription:
-    """The description of something that a failed test had open: texts by title, and a PNG
-    screenshot if there is one."""
+    """The description of a subject of a failed test, such as a server or a browser page.
+
+    It contains texts by title, and a PNG screenshot if there is one.
+    """
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     screenshot: bytes = b""
@@ -36,14 +38,14 @@ DescribeSubject = Callable[[BaseException | None], FailureDescription]
 
 @dataclass(slots=True, eq=False)
 class FailureSubject:
-    """One thing that a test has or had open, such as a server."""
+    """One thing that a test has open, or had open, such as a server."""
 
     describe: DescribeSubject
     is_closed: bool = False
     _stored: FailureDescription | None = None
 
     def describe_now(self, error: BaseException | None = None) -> None:
-        """Describe the subject now. It may have changed or be gone when the report is written."""
+        """Describe the subject now, because it may have changed or disappeared when the report is written."""
         self._stored = self._describe(error)
 
     def get_description(self, error: BaseException | None) -> FailureDescription:
@@ -62,14 +64,17 @@ _seeds: list[str] = []
 
 
 def register_subject(describe: DescribeSubject) -> FailureSubject:
-    """Register something to be described if the current test fails. Call `close` when it is closed."""
+    """Register a subject to be described if the current test fails. Call its `close` when it is closed."""
     subject = FailureSubject(describe)
     _subjects.append(subject)
     return subject
 
 
 def close_subject(subject: FailureSubject) -> None:
-    """Mark something as closed. It is still described if the test fails, unless many others were closed later."""
+    """Mark a subject as closed.
+
+    If the test fails, it is still described, unless many other subjects were closed after it.
+    """
     subject.is_closed = True
     closed = [each for each in _subjects if each.is_closed]
     for each in closed[:-CLOSED_KEPT_MAX]:
@@ -78,7 +83,7 @@ def close_subject(subject: FailureSubject) -> None:
 
 @contextmanager
 def describe_on_failure(describe: DescribeSubject) -> Generator[FailureSubject]:
-    """Register something while the block runs. If an exception ends the block, it is described at once."""
+    """Register a subject while the block runs. If an exception ends the block, the subject is described at once."""
     subject = register_subject(describe)
     try:
         yield subject
@@ -99,7 +104,7 @@ def register_seed(seed: str) -> None:
 
 
 def list_subjects() -> list[FailureSubject]:
-    """Return everything that is registered, oldest first."""
+    """Return all registered subjects, oldest first."""
     return list(_subjects)
 
 
@@ -108,14 +113,16 @@ def list_seeds() -> list[str]:
 
 
 def forget_test(*, keep: list[FailureSubject]) -> None:
-    """Forget the seeds and subjects of a finished test. A subject that was open before the test,
-    and still is, stays registered."""
+    """Remove the seeds and subjects of a finished test.
+
+    A subject that was open before the test, and still is, stays registered.
+    """
     _subjects[:] = [each for each in _subjects if each in keep and not each.is_closed]
     _seeds.clear()
 
 
 def last_lines(text: str, lines_max: int = LINES_MAX) -> str:
-    """Return the last lines of a text, redacted, each with a limited length."""
+    """Return the last lines of a text. Secrets are redacted, and the length of each line is limited."""
     lines = text.splitlines()
     kept = redact("\n".join(lines[-lines_max:])[-TEXT_CHARS_MAX:]).splitlines()
     left_out = len(lines) - lines_max

@@ -18,8 +18,8 @@ LOOP_PASSES = 100
 class FakeClock:
     """A clock that shows the time that the test has set.
 
-    It keeps two times, as a machine does. `advance` moves the monotonic time, which sleepers
-    measure. `jump` sets the wall clock forward or back and wakes no sleeper.
+    Like the clock of a machine, it has two times. `advance` moves the monotonic time, which `sleep`
+    uses. `jump` sets the wall clock forward or back, and ends no sleep.
     """
 
     def __init__(self, start: datetime = START) -> None:
@@ -41,7 +41,7 @@ class FakeClock:
         await self._wake_after(seconds)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call` once the clock has been advanced by this much. Returns a function that cancels it."""
+        """Call `call` once the clock has been advanced by this much. Returns a function that cancels this."""
         woken = self._wake_after(seconds)
         woken.add_done_callback(lambda _: None if woken.cancelled() else call())
 
@@ -58,15 +58,15 @@ class FakeClock:
         return woken
 
     def remaining_sleeps(self) -> list[float]:
-        """Return the remaining time of each sleeper in seconds, shortest first."""
+        """Return the remaining time of each pending sleep in seconds, shortest first."""
         return sorted((due - self._elapsed).total_seconds() for due, _, woken in self._sleepers if not woken.done())
 
     async def advance(self, by: float | timedelta) -> None:
-        """Move the clock forward, stopping at every moment at which a sleeper is due.
+        """Move the clock forward, stopping at every moment at which a sleep ends.
 
-        Each sleeper wakes at its own moment, earliest first, and runs until it waits again. If it
-        then sleeps for a time that also ends within `by`, it is woken again. Work that needs real
-        time (a thread, a socket) is not waited for.
+        Each sleeping task wakes at its own moment, earliest first, and runs until it waits again.
+        If it then sleeps for a time that also ends within `by`, it is woken again. This method does
+        not wait for work that needs real time, such as a thread or a socket.
         """
         step = by if isinstance(by, timedelta) else timedelta(seconds=by)
         if step < timedelta():
@@ -86,7 +86,7 @@ class FakeClock:
             self._advancing = False
 
     def jump(self, delta: timedelta) -> None:
-        """Set the wall clock forward or back. No sleeper wakes, and no sleep gets longer or shorter."""
+        """Set the wall clock forward or back. No sleep ends, and no sleep gets longer or shorter."""
         self._offset += delta
 
     def _wake_due(self) -> None:
@@ -97,7 +97,7 @@ class FakeClock:
 
 
 def to_utc(moment: datetime) -> datetime:
-    """Return the same instant in UTC. Raises `ValueError` for a naive time, which names no instant."""
+    """Return the same time in UTC. Raises `ValueError` for a time without a time zone."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment.isoformat()} has no time zone; pass an aware datetime")
     return moment.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""A connector for tests: channels in memory, and every way in which a real platform can fail."""
+"""A connector for tests, with channels in memory. It can fail in every way in which a real platform can."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class FakeConnectionLost(ConnectionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryFault:
-    """A fault for one delivery. Without `failure` and `breaks` the part arrives, after `delay_s`."""
+    """A fault for one delivery.
+
+    Without `failure` and `breaks`, the delivery part arrives after `delay_s`.
+    """
 
     failure: DeliveryFailed | None = None
     # the connection breaks; `arrives` decides whether before or after the platform accepted the part
@@ -43,7 +46,7 @@ class DeliveryFault:
 
 @dataclass(frozen=True, slots=True)
 class OfferedMessage:
-    """An inbound message that is offered to the server until it is confirmed."""
+    """An inbound message that the connector offers to the server until the server confirms it."""
 
     message: InboundMessage
     confirmed: asyncio.Future[Receipt | None]
@@ -53,13 +56,14 @@ class OfferedMessage:
 class FakeConnector:
     """A connector and its platform in one object, without a network.
 
-    Deliveries are recorded in `parts`; `will_fail`, `will_throttle`, `will_break` and
-    `will_be_slow` set faults for the next ones. `send_inbound` sends a message as a person would.
+    Deliveries are recorded in `parts`. `will_fail`, `will_throttle`, `will_break` and
+    `will_be_slow` set faults for the next deliveries. `send_inbound` sends a message as a person
+    would.
 
-    With `repeats_safely` the platform recognizes a part by its idempotency key and accepts it once.
-    Without it, a part that is sent twice appears twice. The object also represents the platform, so
-    it survives a server that crashes. Without `capabilities` it takes every envelope as one part.
-    It edits, reacts and shows typing where the capabilities say so.
+    With `repeats_safely`, the platform recognizes a part by its idempotency key, and accepts it
+    once. Without it, a part that is sent twice appears twice. Because the object also represents
+    the platform, its state survives a crash of the server. Without `capabilities`, each envelope is
+    one part. The connector supports edits, reactions and typing if the capabilities say so.
     """
 
     clock: Clock

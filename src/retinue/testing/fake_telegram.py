@@ -55,7 +55,7 @@ MARIA = build_user(42, "Maria", username="maria")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedFile:
-    """A file as it arrived at Telegram."""
+    """A file, as Telegram received it from the bot."""
 
     name: str
     media_type: str
@@ -202,7 +202,7 @@ class FakeTelegram:
             self.on_update()
 
     def on_update(self) -> None:
-        """Called when an update is queued. A subclass that keeps the bot waiting overrides this."""
+        """Called when an update is queued. A subclass overrides this, to wake a bot that waits for updates."""
 
     # --- what the bot has sent ---
 
@@ -415,7 +415,7 @@ def _parse_text(arguments: Json, key: str) -> tuple[str, list[Json]]:
 
 
 def _mark_entities(key: str, text: str) -> Json:
-    """Return the mentions and commands that Telegram marks automatically."""
+    """Return the mentions and commands in a text that Telegram marks automatically."""
     found = [
         {"type": each.lastgroup, "offset": utf16_length(text[: each.start()]), "length": utf16_length(each[0])}
         for each in _AUTO_ENTITIES.finditer(text)

@@ -1,7 +1,8 @@
-"""Starts test servers fast, by forking a process that has already imported the code. Most of a normal start is imports.
+"""Starts test servers fast, by forking a process that has already imported the code.
 
-The result is the real program in its own process, which is signalled and killed like any other. A
-test of the start itself, or of what is imported, uses `subprocess`.
+Imports take most of the time of a normal start. The result is the real program in its own process,
+which tests can signal and kill like any other. A test of the start itself, or of what is imported,
+uses `subprocess` instead.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SELECT_TIMEOUT_S = 60.0
 
 
 class ForkedProcess:
-    """A started program, with the part of `subprocess.Popen` that tests use."""
+    """A started program, with those methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int, status: socket.socket) -> None:
         self.pid = pid
@@ -49,7 +50,7 @@ class ForkedProcess:
         return ended
 
     async def wait_async(self) -> int:
-        """Wait for the exit status without blocking the event loop. May be cancelled and called again."""
+        """Wait for the exit status without blocking the event loop. The call may be cancelled and repeated."""
         if self.returncode is None:
             loop, readable = asyncio.get_running_loop(), asyncio.Event()
             loop.add_reader(self._status, readable.set)
@@ -85,7 +86,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that forks test servers. It ends with the process that started it."""
+    """The process that forks test servers. It ends when the process that started it ends."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -117,7 +118,7 @@ class ForkServer:
 
 @cache
 def get_fork_server() -> ForkServer:
-    """Return the fork server of this process, and starts it on first use."""
+    """Return the fork server of this process. It is started on first use."""
     server = ForkServer()
     atexit.register(server.close)
     return server
@@ -127,8 +128,10 @@ def get_fork_server() -> ForkServer:
 
 
 def serve(control: socket.socket) -> Callable[[], int] | None:
-    """Fork for each request until the control socket closes. In a forked child, return the program
-    to run; in the parent, return None."""
+    """Fork for each request until the control socket closes.
+
+    In a forked child, return the program to run. In the parent, return None.
+    """
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
@@ -157,7 +160,7 @@ def serve(control: socket.socket) -> Callable[[], int] | None:
 
 
 def _ignore_signal(number: int, frame: object) -> None:
-    """Do nothing: without a handler the signal is ignored, and `select` does not wake."""
+    """Handle a signal by doing nothing. Without a handler, the signal would be ignored and not wake `select`."""
 
 
 def _report_ended(running: dict[int, socket.socket]) -> None:
@@ -172,8 +175,8 @@ def _report_ended(running: dict[int, socket.socket]) -> None:
 def _prepare_child(request: bytes, files: list[int]) -> Callable[[], int]:
     """Set up a forked child as a new process, and return the main function to run.
 
-    Nothing of the forking process remains: file descriptors, directory and environment are
-    replaced.
+    File descriptors, directory and environment are replaced, so that nothing of the forking process
+    remains.
     """
     asked = json.loads(request)
     for number, file in enumerate(files[:-1]):

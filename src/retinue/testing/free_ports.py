@@ -17,7 +17,7 @@ _returned_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port that is free, outside the ephemeral range, and new in this process."""
+    """Return a free port outside the ephemeral range, which this function has not returned in this process yet."""
     first, last = _ephemeral_range()
     for _ in range(TRIES_MAX):
         port = _random.randint(PORT_MIN, PORT_MAX)

@@ -1,8 +1,8 @@
 """The invariants of a simulation, and the checker that verifies them after every commit.
 
-The checker trusts nothing that the server keeps in memory. The checker's own triggers record every
-row that a commit changes. The receipts of the clients and the witnessed effects are plain lists
-outside the server.
+The checker does not rely on anything that the server keeps in memory. Its own database triggers
+record every row that a commit changes. The receipts of the clients and the recorded effects of
+tools are plain lists outside the server.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class InvariantViolation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class HeldReceipt:
-    """A receipt that a client holds: from then on the server may not lose the envelope."""
+    """A receipt that a client got. From then on, the server may not lose the envelope."""
 
     envelope: str
     draft: EnvelopeDraft
 
 
 class WitnessedEffect(NamedTuple):
-    """The effect of a tool call outside the server, as the simulation observed it."""
+    """The effect of a tool call outside the server, as the simulation recorded it."""
 
     call: str
     run: str
@@ -100,7 +100,7 @@ class RowChange(NamedTuple):
 
 
 class _WatchedChange(NamedTuple):
-    """A kind of row change that the triggers record, and the values to record."""
+    """A kind of row change that the triggers record, and the values that they record of it."""
 
     what: str
     event: str
@@ -227,7 +227,7 @@ raising the epoch.
 
 
 def install_triggers(disk: SimulatedDisk) -> None:
-    """Create triggers that record, for the checker only, what every commit changes."""
+    """Create database triggers that record every row change. Only the checker reads these records."""
     columns = "abcde"
     disk.raw_connection.execute(f"CREATE TEMP TABLE changes (n INTEGER PRIMARY KEY, what, id, {', '.join(columns)})")
     for number, watched in enumerate(_WATCHED_CHANGES):
@@ -241,7 +241,7 @@ def install_triggers(disk: SimulatedDisk) -> None:
 
 @dataclass(slots=True)
 class InvariantChecker:
-    """Checks the invariants at every commit and every act of a server, and keeps the first violation."""
+    """Checks the invariants at every commit, model call and effect of a server, and keeps the first violation."""
 
     disk: SimulatedDisk
     agents: Sequence[Agent]
@@ -313,7 +313,7 @@ class InvariantChecker:
             self._refused_on_accept.add(receipt.envelope)
 
     def check_allowed(self, context: ToolContext, tool: str, text: str) -> str:
-        """Check a call that is about to happen, and return what allows it: a rule, an approval or a grant."""
+        """Check that a tool call which is about to be performed is allowed. Return the rule, approval or grant."""
         rules = context.agent.tools
         if tool in rules.deny:
             self.report("unrequested", f"{context.agent.name} is denied {tool} and uses it in {context.call}")
@@ -330,8 +330,10 @@ class InvariantChecker:
         return "a grant"
 
     def record_effect(self, context: ToolContext, tool: str, text: str) -> None:
-        """Record the effect of a call. The intent of the call must already be stored, and this must
-        be its first effect."""
+        """Record the effect of a tool call.
+
+        The intent of the call must already be stored, and this must be its first effect.
+        """
         if context.call in self._calls:
             self.report("doubled", f"the call {context.call} ({tool} {text!r}) was performed twice")
         self._calls.add(context.call)
@@ -341,7 +343,11 @@ class InvariantChecker:
             self.report("intent", f"the call {context.call} was performed, and its intent is not in the store")
 
     def record_act_started(self, server: SimulatedServer, session: SessionId, what: str) -> None:
-        """Record that a worker acts for a session. No other worker may act there, and the slot limits must hold."""
+        """Record that a worker begins a model call or a tool call for a session.
+
+        No other worker may do so in this session at the same time, and the slot limits must be
+        kept.
+        """
         if (server.number, session) in self._active_workers:
             self.report("exclusive", f"{server} {what} in {short_id(session)} while another worker acts there")
         self._active_workers[server.number, session] = what
@@ -360,7 +366,7 @@ class InvariantChecker:
         self._active_workers.pop((server.number, session), None)
 
     def check_model_context(self, server: SimulatedServer, prompt: ModelPrompt) -> None:
-        """Check that the context given to a model is the stored one, unless another server has written since."""
+        """Check that a model gets the stored context, unless another server has written to the session since."""
         id_ = session_of_prompt(prompt)
         number, point = self._last_commit.get(id_, (0, ""))
         if number != server.number or point == "cancel":
@@ -387,7 +393,7 @@ class InvariantChecker:
     # --- processes ---
 
     def record_interruption(self, server: SimulatedServer) -> None:
-        """Record that the runs of a server are interrupted: it was killed, or it is paused while another starts."""
+        """Record that the runs of a server are interrupted: it was killed, or paused while another server starts."""
         once = {agent.name for agent in self.agents if agent.crash_policy is CrashPolicy.AT_MOST_ONCE}
         for run, agent in self._running_agents.items():
             if self._workers[run] is server and agent in once:
@@ -509,8 +515,10 @@ class InvariantChecker:
             self.report("fenced", f"{server} wrote {point} for run {short_id(run)}, which {worker} has taken over")
 
     def _check_order(self, taken: Iterable[RowChange], point: str) -> None:
-        """Check that no earlier due envelope was left behind. Steering takes only envelopes of the
-        run's sender, in order.
+        """Check that no due envelope was left behind when a run took a later one.
+
+        If messages are added to an active run (steer), they must be from the sender of the run, and
+        in order.
         """
         (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         for change in taken:
@@ -535,7 +543,7 @@ class InvariantChecker:
             self.report("ledger", "; ".join(line for e in found.equations if not e.is_ok for line in e.lines()))
 
     def list_unfinished(self) -> list[str]:
-        """Return what is still unfinished: due envelopes, running or suspended runs, sessions that are awake."""
+        """Return everything that is unfinished: due envelopes, running or suspended runs, sessions that are awake."""
         (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         found = [
             f"envelope {short_id(id_)} {status} in {short_id(session or 'nowhere')} since {now_ms - due_ms} ms"
@@ -561,15 +569,18 @@ class InvariantChecker:
         ]
 
     def excuse_envelope(self, source: str, key: str) -> None:
-        """Exempt an envelope from the promptness check. Its sender left before the lane was woken,
-        so the timer will find the envelope."""
+        """Exempt an envelope from the promptness check.
+
+        Its sender disconnected before the lane was woken, so only the timer of the server will find
+        the envelope.
+        """
         self._excused_keys.add((source, key))
 
     def check_promptness(self, server: SimulatedServer, now_s: float, *, jumped: bool) -> None:
-        """Check that a due envelope is claimed at once or waits for a slot. This detects a lost wake-up.
+        """Check that each due envelope is claimed at once, or that its lane waits for a slot.
 
-        `jumped`: the wall clock jumped, so that deferred envelopes are due by now. The server's
-        timer notices that within a minute.
+        This detects a lost wake-up. `jumped` means that the wall clock jumped, so that deferred
+        envelopes are due by now. The timer of the server finds such envelopes within a minute.
         """
         idle: dict[str, str] = {}
         for id_, session, source, key in self._fetch_all(_UNATTENDED, jumped):
@@ -587,11 +598,15 @@ class InvariantChecker:
                 self.report("promptness", f"{story}, and no worker handles it or waits for a slot")
 
     def reset_waiting_times(self) -> None:
-        """Restart the waiting times of all envelopes, because something delayed every envelope."""
+        """Restart the waiting times of all envelopes, because something has delayed all of them."""
         self._idle_since = {}
 
     def check_final_state(self) -> None:
-        """Check that the server kept every promise to the outside. Call this once the server is idle for good."""
+        """Check the whole store after the simulation, when the server has nothing left to do.
+
+        Every envelope with a receipt must have an outcome, and the stored history must be
+        consistent.
+        """
         for ack in self.acknowledged:
             self._check_outcome(ack)
         self._check_events()
@@ -630,7 +645,7 @@ class InvariantChecker:
         return None
 
     def _check_events(self) -> None:
-        """Check that a reader of the events alone learns how every envelope ended."""
+        """Check that a client which reads only the events learns how every envelope ended."""
         reported: set[str] = set()
         for kind, envelope, body in self._fetch_all("SELECT kind, envelope, body FROM events"):
             if kind == "envelope.settled":
@@ -648,7 +663,7 @@ class InvariantChecker:
             self.report("status", f"the approval {short_id(id_)} was decided after it had expired")
 
     def _check_witness(self) -> None:
-        """Check that every call stored as done really happened, with the stored arguments."""
+        """Check that every call which is stored as done had its effect, with the stored arguments."""
         done = {performed.call: performed for performed in self.performed}
         closed = self._fetch_all(
             "SELECT s.call, r.body FROM steps s JOIN runs ON runs.id = s.run JOIN records r"
@@ -665,7 +680,7 @@ class InvariantChecker:
                 self.report("intent", f"the call {call['id']} was performed with other arguments than stored")
 
     def _check_history(self, session: str) -> None:
-        """Check the stored records: no gap, each call followed by its results, each envelope read once."""
+        """Check that the records of a session have no gap, and that each call has its results next to it."""
         found, damaged = records.read_range(self.disk.connection, session, first=0, last=2**60)
         if damaged or [r.seq for r in found] != list(range(1, len(found) + 1)):
             self.report("records", f"the records of {short_id(session)} have a gap or are damaged")
@@ -690,7 +705,7 @@ class InvariantChecker:
         self._check_context(session, found)
 
     def _check_context(self, session: str, found: Sequence[Record]) -> None:
-        """Check that the context begins where its newest marker or summary says, and that its summaries are counted."""
+        """Check that the context begins where its newest mark or summary says, and that its summaries are counted."""
         mark = max(record.seq for record in found if isinstance(record.body, ContextStart))
         summaries = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
         expected = (summaries[-1].kept_from if summaries else mark, len(summaries))
@@ -714,9 +729,7 @@ class InvariantChecker:
                 self.report("lost", f"{short_id(id_)} is {outcome}, and no model has read it")
 
     def _check_answers(self) -> None:
-        """Check that no question has two answers, and that a session's answers are in the order in
-        which its runs began.
-        """
+        """Check that no question has two answers, and that the answers of a session are in the order of its runs."""
         answers = self._fetch_all(
             "SELECT a.sender, a.reply_to, q.run, n.seq FROM envelopes a JOIN envelopes q ON q.id = a.reply_to"
             " JOIN events n ON n.run = q.run AND n.kind = 'run.started' WHERE a.kind = 'answer' ORDER BY a.seq"
@@ -764,7 +777,7 @@ class InvariantChecker:
                 self.report("delegations", story)
 
     def _iter_delegation_results(self, found: Sequence[Record], delegation: str, text: str) -> Iterable[int]:
-        """Yield 1 for each tool result that contains the result of a delegation, and check its text."""
+        """Yield 1 for each tool result that contains the result of a delegation. The text of each result is checked."""
         for record in found:
             body = record.body
             if not isinstance(body, ToolResult | Note) or delegation not in _result_text(body):
@@ -802,8 +815,10 @@ def _comparable(record: Record) -> tuple[Any, ...]:
 
 
 def _truncate_like(stored: tuple[Any, ...], read: object) -> tuple[Any, ...]:
-    """Return the stored value, with its tool result truncated like the one that the model read, if
-    that one is truncated.
+    """Return the stored value, prepared for the comparison with the value that the model read.
+
+    If the tool result that the model read is truncated, the stored result is truncated in the same
+    way.
     """
     body = stored[-1]
     if not (isinstance(body, ToolResult) and isinstance(read, ToolResult) and body != read):
@@ -813,8 +828,10 @@ def _truncate_like(stored: tuple[Any, ...], read: object) -> tuple[Any, ...]:
 
 
 def _count_error_results(found: Sequence[Record], call: str, because: str) -> int:
-    """Return how many results of a call report why its subagent could not start. A call that is
-    repeated after a crash reports that."""
+    """Return how many results of a call report why its subagent could not start.
+
+    If such a call is repeated after a crash, its result reports this again.
+    """
     results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
     return sum(_parse_json_object(result.output).get("error") == because for result in results)
 

@@ -1,7 +1,7 @@
 """A complete retinue instance inside a test: real store, real engine, scripted model, fake clock.
 
-`LocalInstance` holds what survives a crash. `LocalInstance.run` starts a `LocalServer` on it, which
-a test may crash and start again.
+`LocalInstance` contains everything that survives a crash. `LocalInstance.run` starts a
+`LocalServer` on it, which a test may crash and start again.
 
     instance = LocalInstance(tmp_path)
     instance.model.will_reply("Lunch with Noor.")
@@ -41,10 +41,11 @@ from retinue.domain.approval import Approval
 from retinue.domain.delegation_request import DelegationRequest, DelegationStatus
 from retinue.domain.envelope import Envelope, EnvelopeDraft, EnvelopeKind, Receipt, SettledOutcome
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.permission import Permission, ProtectedPaths
+from retinue.domain.permission import Permission
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, CrashPoints, IdSource, ReadChecklist, RunGate
 from retinue.domain.principal import Principal
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.record import Record
 from retinue.domain.reply_delivery import DEFAULT_REPLY_DELIVERY, ReplyDelivery
 from retinue.domain.session import Origin, Session
@@ -83,7 +84,7 @@ from retinue.testing.allow_all import AllowAllAccess
 from retinue.testing.empty_store import create_empty_store
 from retinue.testing.failure_context import describe_on_failure
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.loop_factory import LoopParts
+from retinue.testing.runner_factory import LoopParts
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.server_description import ServerSource
 from retinue.testing.tools import AppendLineTool
@@ -108,7 +109,7 @@ def boss_principal(name: str) -> Principal:
 
 
 class SequentialIds:
-    """Creates ids in a fixed order. The ids are spread, so that their short forms differ."""
+    """Creates ids in a fixed order. The beginnings of the ids differ, so that their short forms differ, too."""
 
     def __init__(self, seed: int = 0) -> None:
         self._count = itertools.count(seed * 1_000_000 + 1)
@@ -122,7 +123,7 @@ class SequentialIds:
 class LocalServer:
     """A running server of a `LocalInstance`.
 
-    `send` puts an envelope into the intake, `wait_for_outcome` and `wait_for_answer` follow it, and
+    `send` accepts an envelope, `wait_for_outcome` and `wait_for_answer` wait for its end, and
     `crash` ends the server as `kill -9` would.
     """
 
@@ -214,7 +215,7 @@ class LocalServer:
         )
 
     async def list_envelopes_to(self, person: str) -> list[Envelope]:
-        """Return all envelopes that were ever addressed to a person, oldest first."""
+        """Return all envelopes to a person, including those that are done, oldest first."""
         statement = (
             sa.select(envelope_table)
             .where(envelope_table.c.recipient == f"person:{person}")
@@ -248,7 +249,7 @@ class LocalServer:
         return await self.store.write(body, point="test")
 
     def crash(self) -> None:
-        """Stop as `kill -9` would: nothing more is written."""
+        """Stop the server as `kill -9` would, so that it writes nothing more."""
         self.is_crashed = True
         self.supervisor.abandon()
         self.connector_intake.abandon()
@@ -279,11 +280,11 @@ class EngineReference:
 
 @dataclass(slots=True)
 class LocalInstance:
-    """An instance for tests: what survives a crash of its server.
+    """An instance for tests: everything that survives a crash of its server.
 
-    Only the data directory `root` is needed. The defaults are one agent, `ada`, whose model is
-    `model`, and the people `maria` and `owner`. Change fields before `run`. Several servers may run
-    one after another.
+    Only the data directory `root` is needed. By default, there is one agent, `ada`, whose model is
+    `model`, and the people `maria` and `owner`. Change fields before you call `run`. Several
+    servers may run one after another.
     """
 
     root: Path
@@ -335,8 +336,8 @@ class LocalInstance:
     async def run(self, *, drain_s: float = 5.0) -> AsyncGenerator[LocalServer]:
         """Start a server on this instance, and stop it at the end of the block.
 
-        `drain_s`: how long runs and deliveries may take to finish at the end. After `crash` they
-        are abandoned at once.
+        `drain_s` is the time that runs and deliveries may take to finish at the end. After `crash`,
+        they are abandoned at once.
         """
         database = self.url or self.root / "retinue.db"
         if isinstance(database, Path):

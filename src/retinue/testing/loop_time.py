@@ -1,7 +1,7 @@
-"""Move the time of the running event loop forward, so that a time limit passes without waiting.
+"""Moves the time of the running event loop forward, so that a time limit passes without waiting.
 
-Time limits of the product stay long, so that a busy machine never reaches them. A test of a limit
-skips the time instead.
+Time limits of the server stay long, so that a busy machine never reaches them. A test of a time
+limit skips the time instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from retinue.testing.wait_conditions import POLL_S
 
 
 class _ShiftedTime:
-    """The time of one event loop: its original time plus all time that was skipped."""
+    """The time of one event loop: its original time plus the time that was skipped."""
 
     def __init__(self, original: Callable[[], float]) -> None:
         self._original = original
@@ -25,9 +25,10 @@ class _ShiftedTime:
 
 
 def skip_loop_time(seconds: float) -> None:
-    """End every sleep and timeout of the running loop that is due within `seconds`.
+    """End every sleep and timeout of the running event loop that ends within `seconds`.
 
-    They end once the caller awaits something. The loop stays ahead from then on.
+    They end once the caller awaits something. From then on, the time of the loop stays ahead by
+    `seconds`.
     """
     loop = asyncio.get_running_loop()
     time = loop.time
@@ -39,10 +40,10 @@ def skip_loop_time(seconds: float) -> None:
 
 @asynccontextmanager
 async def skip_loop_time_on_increase(seconds: float, *, count: Callable[[], int]) -> AsyncGenerator[None]:
-    """Within the block, skip `seconds` whenever the count increases.
+    """Within the block, skip `seconds` of loop time whenever the count increases.
 
-    The count is the number of operations that hang so far. The skipped time ends each of them by
-    its time limit.
+    The count is the number of operations that have hung so far. The skipped time ends each of them
+    by its time limit.
     """
 
     async def skip() -> None:

@@ -1,4 +1,4 @@
-"""Finds a directory in memory for temporary test files, because a commit there does not wait for a disk."""
+"""Finds a directory in memory for temporary test files, so that commits do not wait for a disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYNC_VARIABLE = "RETINUE_TEST_SYNC"
 
 
 def find_memory_disk() -> Path | None:
-    """Return the directory of the memory disk, or None if there is none with enough space."""
+    """Return the directory in memory, or None if there is none with enough space."""
     if os.environ.get(SYNC_VARIABLE) or not os.access(MEMORY_DISK_PATH, os.W_OK | os.X_OK):
         return None
     return MEMORY_DISK_PATH if shutil.disk_usage(MEMORY_DISK_PATH).free >= FREE_BYTES_MIN else None

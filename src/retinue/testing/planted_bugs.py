@@ -1,7 +1,7 @@
-"""Plants bugs in the server on purpose, to check that the tests for these bugs detect them.
+"""Plants bugs in the server on purpose, to verify that the tests for these bugs detect them.
 
-The bugs are in `retinue.testing.crash_bugs`; no code outside the tests can turn them on.
-`plant_bug` breaks a process for good, such as a server under test. `planted_bug` removes the bug
+The bugs are in `retinue.testing.crash_bugs`. No code outside the tests can turn them on.
+`plant_bug` changes a process for good, such as a server under test. `planted_bug` removes the bug
 again, for a test that shares its process with others.
 """
 
@@ -61,7 +61,7 @@ PATCHED_NAMES: tuple[tuple[Any, str], ...] = (
 
 
 def plant_bug(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
-    """Plant a bug in this process for good. The bug is refused unless `RETINUE_TEST=1` is set."""
+    """Plant a bug in this process for good. Raises an error unless `RETINUE_TEST=1` is set."""
     if environment.get("RETINUE_TEST") != "1":
         raise PlantedBugOutsideTest(bug)
     BUGS[Bug(bug)]()
@@ -69,7 +69,7 @@ def plant_bug(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
 
 @contextmanager
 def planted_bug(bug: str, *, environment: Mapping[str, str] = os.environ) -> Generator[None]:
-    """Plant a bug for the duration of the block."""
+    """Plant a bug, and remove it at the end of the block."""
     sound: list[tuple[Any, str, Any]] = [(place, name, vars(place)[name]) for place, name in PATCHED_NAMES]
     try:
         plant_bug(bug, environment=environment)

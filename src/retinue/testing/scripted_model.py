@@ -1,4 +1,4 @@
-"""A model for tests: replies in the order of a script or by a rule, with delays and failures on demand."""
+"""A model for tests: it replies from a script or by a rule, with delays and failures on demand."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def tool_call_reply(tool: str, **arguments: Any) -> ScriptedReply:
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """A model that replies from `script`. When the script is exhausted, it replies by `rule`, or
-    raises `ModelFailed` if there is no rule.
+    """A model that replies from `script`.
 
-    `will_reply` extends the script. `prompts` holds every prompt the model was given. An exhausted
-    script without a rule fails, so that a test notices an unexpected model call.
+    When the script is exhausted, the model replies by `rule`. If there is no rule, it raises
+    `ModelFailed`, so that a test notices an unexpected model call. `will_reply` extends the script.
+    `prompts` contains every prompt that the model got.
 
         model.will_reply("Hello.", tool_call_reply("append_line", text="milk"), "Done.")
     """

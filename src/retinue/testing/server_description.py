@@ -25,7 +25,7 @@ from retinue.domain.times import MS_MAX
 from retinue.store.core import sqlite
 from retinue.store.core import tables as t
 from retinue.store.core.lookup import IdKind, find_by_short_id
-from retinue.store.runs.why import explain
+from retinue.store.runs.explanations import explain
 from retinue.testing.failure_context import (
     LINE_CHARS_MAX,
     SERVER_LOG_TITLE,
@@ -71,8 +71,10 @@ _run_of = sa.select(t.envelopes.c.run).where(t.envelopes.c.id == sa.bindparam("i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSource:
-    """Where a server stores its data and log. Without a log file, the server runs in this process
-    and uses the logging of this process."""
+    """Where a server stores its data and its log.
+
+    If there is no log file, the server runs in this process, and uses the logging of this process.
+    """
 
     database: Path | str | sa.Connection
     log: Path | None = None
@@ -118,7 +120,10 @@ def run_within(seconds: float, work: Callable[[], str]) -> str:
 
 
 def describe_why(database: Path | str | sa.Connection, error: BaseException | None) -> str:
-    """Return the output of `why` for envelopes and runs that the error names, or that are open, failed or newest."""
+    """Return the output of `why` for relevant envelopes and runs.
+
+    These are the ones whose ids are in the error, and those that are open, failed or newest.
+    """
     with _connection(database) as conn:
         paragraphs = [paragraph for paragraph in _paragraphs(conn, find_ids(error)) if paragraph]
     where = f"Read from {database}. " if isinstance(database, Path) else ""
@@ -174,7 +179,7 @@ def _relevant_ids(conn: sa.Connection, named: list[str]) -> Iterator[tuple[str, 
 
 
 def _existing_ids(conn: sa.Connection, named: list[str]) -> Iterator[str]:
-    """Yield the ids, among the given ones, that belong to an envelope or a run."""
+    """Yield those of the given ids that belong to an envelope or a run."""
     for text in named:
         try:
             noun, id_ = find_by_short_id(conn, text)
@@ -192,7 +197,7 @@ def _shorten_lines(lines: list[str]) -> list[str]:
 
 
 def find_ids(error: BaseException | None) -> list[str]:
-    """Return possible ids from the error's message and from local variables in its traceback, innermost first."""
+    """Return possible ids from the message of the error, and from local variables in its traceback, innermost first."""
     if error is None:
         return []
     found = _ID.findall(str(error)[:LOG_BYTES_MAX])

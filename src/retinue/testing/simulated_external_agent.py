@@ -1,9 +1,9 @@
 """The external agent of a simulation: it receives requests over HTTP and answers with signed callbacks.
 
-The agent survives every server, and logs what it received and what the server confirmed. It is as
-difficult as real services are. It answers at once, late, twice, never, after the deadline or after
-a restart. It may or may not name the request that it answers. It sends unrequested messages, and
-sometimes signs with a wrong key.
+The agent continues to exist when a server is killed. It logs what it received, and what the server
+confirmed. It shows the problems of real services: it answers at once, late, twice, never, after the
+deadline or after a restart. Its answer may or may not name the request. It sends unrequested
+messages, and sometimes signs with a wrong key.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class SimulatedCallbackResult(NamedTuple):
 
 
 class SimulatedHttp(GuardedHttpClient):
-    """The HTTP client of one simulated server. Every request goes to the external agent while the server is alive."""
+    """The HTTP client of one simulated server. While the server is alive, every request goes to the external agent."""
 
     def __init__(self, server: SimulatedServer, agent: SimulatedExternalAgent) -> None:
         super().__init__(UrlGuard())
@@ -175,7 +175,7 @@ class SimulatedHttp(GuardedHttpClient):
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedExternalAgent:
-    """The external agent, which survives every server of the simulation."""
+    """The external agent of a simulation. It keeps its state when a simulated server is killed."""
 
     seed: int
     raw: sqlite3.Connection
@@ -313,7 +313,7 @@ class SimulatedExternalAgent:
     async def _try_callback(self, server: SimulatedServer, callback: SimulatedCallback, rng: random.Random) -> bool:
         """Send a callback once. Returns whether the server responded.
 
-        A server that goes down before it responds may or may not have stored the callback.
+        If the server stops before it responds, it may or may not have stored the callback.
         """
         from retinue.testing.simulated_server import SimulatedServerUnreachable
 
@@ -368,7 +368,7 @@ class SimulatedExternalAgent:
     # --- at the end ---
 
     def check_final_state(self) -> None:
-        """Check that each callback is stored once in its session, ends one request, and reached the requester."""
+        """Check that each callback is stored once in its session, ended one request, and reached the requesting run."""
         stored = self._check_stored()
         answered = Counter(heard.answers for heard in self._results.values() if heard.answers is not None)
         for request, times in answered.items():
@@ -435,8 +435,9 @@ class SimulatedExternalAgent:
             )
 
     def _check_forwarded(self, envelope: str, callback: SimulatedCallback) -> None:
-        """Check that a callback was forwarded at most once, from its own session; exactly once if
-        it is recorded as forwarded.
+        """Check that a callback was forwarded at most once, and from its own session.
+
+        If it is recorded as forwarded, it must have been forwarded exactly once.
         """
         found = [sender for (sender,) in self.raw.execute(_FORWARDED, (f"agent:{AGENT_NAME}/%", f"%{callback.text}%"))]
         if len(found) > 1:
@@ -471,7 +472,7 @@ SELECT EXISTS (SELECT 1 FROM outcomes WHERE envelope = ? AND outcome = 'answered
 
 
 def _headers(key: str, callback: SimulatedCallback, *, at: str, body: bytes) -> dict[bytes, bytes]:
-    """Return the headers as the HTTP server passes them to the route."""
+    """Return the headers of a callback, as the HTTP server passes them to the route."""
     signature = sign_message(
         key,
         SignaturePurpose.CALLBACK,

@@ -1,4 +1,4 @@
-"""A tool for simulations that starts a background job, in the same way as a message to `agent:background`."""
+"""A tool for simulations that starts a background job, as an envelope to `agent:background` does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retinue.tools.base import ToolContext, as_tool_failed, schema_of
 
 @dataclass(frozen=True, slots=True)
 class StartJobTool:
-    """A tool that delegates its text to a background job."""
+    """A tool that starts a background job with its text as the task."""
 
     delegate: DelegateWork
     arguments: type[msgspec.Struct] = AppendLineArguments

@@ -1,4 +1,4 @@
-"""The schedules of a simulation: which exist, what their gates return, and how people change them."""
+"""The schedules of a simulation: which schedules exist, what their gates return, and how people change them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GATE_HANG_S = 300.0
 
 
 class ScheduleWorkload(Protocol):
-    """The part of a `Workload` that the events about schedules use."""
+    """The part of a `Workload` that events about schedules use."""
 
     rng: random.Random
     clock: VirtualClock
@@ -76,7 +76,7 @@ class ScheduleWorkload(Protocol):
 
 
 class ScheduleGenerator:
-    """Draws the schedules of a simulation from a seed."""
+    """Draws the schedules of a simulation at random, from a seed."""
 
     def __init__(self, rng: random.Random, ids: IdSource, agents: Sequence[Agent], start: datetime) -> None:
         self._chance = rng
@@ -85,11 +85,14 @@ class ScheduleGenerator:
         self._start = start
 
     def draw_frequent(self) -> list[Schedule]:
-        """Draw schedules for stress mode: occurrences every few seconds, and some that only a clock jump reaches."""
+        """Draw schedules for stress mode.
+
+        Most have an occurrence every few seconds. Some are due only after a jump of the clock.
+        """
         return [self._draw_schedule(number, self._draw_when(number)) for number in range(SCHEDULE_COUNT)]
 
     def draw_daily(self) -> list[Schedule]:
-        """Draw schedules for calendar mode, in which a server is used for weeks."""
+        """Draw schedules for calendar mode, in which a simulated server is used for weeks."""
         whens: list[ScheduleTrigger] = [CronTrigger(self._chance.choice(DAILY)) for _ in range(SCHEDULE_COUNT - 8)]
         whens += [EveryTrigger(self._chance.choice((40_000, 86_400, 200_000)), self._start) for _ in range(4)]
         whens += [OnceTrigger(self._start + timedelta(hours=self._chance.uniform(1, 160))) for _ in range(4)]
@@ -136,7 +139,7 @@ class ScheduleGenerator:
 
 
 async def simulate_gate(server: SimulatedServer, rng: random.Random) -> GateResult:
-    """Simulate a gate's command: mostly open or closed, sometimes it fails or hangs."""
+    """Simulate the command of a gate. It is usually open or closed, and sometimes fails or hangs."""
     await server.clock.sleep(rng.choice((0.0, 0.01, 0.5, 5.0)))
     luck = rng.random()
     if luck < 0.5:
@@ -151,7 +154,7 @@ async def simulate_gate(server: SimulatedServer, rng: random.Random) -> GateResu
 
 
 def draw_cron_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """Draw a call of the tool `cron`: what an agent does with its own schedules, and the arguments."""
+    """Draw a call of the tool `cron`, with which an agent changes its own schedules."""
     name = f"plan-{rng.randrange(PLAN_NAMES_MAX)}"
     text = f"work {rng.randrange(10**6)}"
     match rng.choice(("add", "add", "update", "enable", "disable", "remove", "run", "wake", "wake", "remind")):
@@ -166,7 +169,7 @@ def draw_cron_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def _draw_times(rng: random.Random, *, is_agent: bool = False) -> dict[str, Any]:
-    """Draw the time fields of a schedule. Agents' schedules run once a minute at most."""
+    """Draw the time fields of a schedule. Schedules of agents run at most once a minute."""
     often = tuple(each for each in FREQUENT if not is_agent or "30 * * * * *" not in each)
     match rng.choice(("cron", "cron", "rare", "every", "at")):
         case "cron":
@@ -222,7 +225,7 @@ async def toggle_schedule(workload: ScheduleWorkload) -> None:
 
 
 async def run_schedule(workload: ScheduleWorkload) -> None:
-    """Run a schedule now, often twice. Sometimes force the run while the schedule is already working."""
+    """Run a schedule now, often twice. Sometimes force this while an earlier occurrence is still running."""
     if id_ := _choose_schedule(workload):
         for _ in range(workload.rng.choice((1, 1, 2))):
             await _perform_operation(
@@ -243,7 +246,7 @@ async def add_reminder(workload: ScheduleWorkload) -> None:
 
 
 async def cancel_occurrence(workload: ScheduleWorkload) -> None:
-    """Cancel the envelope of an occurrence that waits."""
+    """Cancel the envelope of a waiting occurrence."""
     found = _fetch_column(workload, "SELECT envelope FROM occurrences WHERE state = 'waiting' ORDER BY envelope")
     if found:
         await _perform_operation(workload, "envelope.cancel", _OWNER, {"id": workload.rng.choice(found)})
@@ -337,7 +340,7 @@ async def _perform_operation(
 
 
 def _choose_schedule(workload: ScheduleWorkload) -> str | None:
-    """Choose a schedule, preferably one that is working, because bugs are likely there."""
+    """Choose a schedule, preferably one with a running occurrence, because bugs are likely there."""
     busy = _fetch_column(
         workload, "SELECT DISTINCT schedule FROM occurrences WHERE state = 'working' ORDER BY schedule"
     )

@@ -1,9 +1,9 @@
-"""A server that can be paused and killed: the real engine over the inline store, under a simulation's control.
+"""A simulated server that can be paused and killed: the real engine over the inline store.
 
-Everything that a server does outside its own memory passes a checkpoint: the store, the clock, a
-tool, a model. A *paused* server waits at its next checkpoint, like a process that was stopped or
-swapped out. A *killed* one passes none, as after `kill -9`, whatever its tasks still try while they
-are cancelled.
+Before a server uses anything outside its own memory (the store, the clock, a tool or a model), it
+passes a checkpoint. A *paused* server waits at its next checkpoint, like a process that was stopped
+or swapped out. A *killed* server passes no checkpoint, as after `kill -9`, even if its tasks still
+run while they are cancelled.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.people import people
 from retinue.store.schedules import schedules
-from retinue.testing.loop_factory import LoopParts
+from retinue.testing.runner_factory import LoopParts
 from retinue.testing.scripted_model import ScriptedModel, ScriptedReply
 from retinue.testing.simulated_external_agent import ENVIRONMENT, SERVER_URL, SimulatedExternalAgent, SimulatedHttp
 from retinue.testing.simulated_jobs import StartJobTool
@@ -93,23 +93,27 @@ the second tool. An agent that has the third tool is asked to use it before a co
 
 
 class ProcessKilled(asyncio.CancelledError):
-    """The simulated server was killed. The exception is a cancellation, so that no code handles it
-    as an ordinary error."""
+    """The simulated server was killed.
+
+    The exception is a cancellation, so that no code handles it as an ordinary error.
+    """
 
 
 class SimulatedServerUnreachable(Exception):
-    """The simulated server did not answer: it was not running, or it went down during the call."""
+    """The simulated server did not answer, because it was not running or it stopped during the call."""
 
 
 class SimulationEnvironment(Protocol):
-    """The environment of a simulated server: it observes commits and acts, and injects faults."""
+    """The environment of a simulated server: it observes commits, model calls and tool calls, and injects faults."""
 
     external_agent: SimulatedExternalAgent
     """The external agent of the simulation."""
 
     def reach_point(self, server: SimulatedServer, point: str) -> None:
-        """Called when a server reaches a crash point. Raises an error if the disk is full or the
-        server is to be killed."""
+        """Called when a server reaches a crash point.
+
+        Raises an error if the disk is full or the server is to be killed.
+        """
         ...
 
     def on_commit(self, server: SimulatedServer, point: str) -> None: ...
@@ -123,7 +127,7 @@ class SimulationEnvironment(Protocol):
     def on_act_ended(self, server: SimulatedServer, session: SessionId) -> None: ...
 
     def choose_reply(self, server: SimulatedServer, model: str, prompt: ModelPrompt) -> ScriptedReply:
-        """Called when a model is called. Returns its reply."""
+        """Called when a model is called. Returns the reply that the model gives."""
         ...
 
     def on_call_allowed(self, context: ToolContext, tool: str, text: str) -> None:
@@ -131,7 +135,7 @@ class SimulationEnvironment(Protocol):
         ...
 
     def on_effect(self, server: SimulatedServer, context: ToolContext, tool: str, text: str) -> None:
-        """Called when a tool has had its effect."""
+        """Called after a tool has had its effect."""
         ...
 
     async def run_gate(self, server: SimulatedServer, schedule: Schedule) -> GateResult:
@@ -145,7 +149,7 @@ class SimulationEnvironment(Protocol):
     def record_receipt(self, draft: EnvelopeDraft, receipt: Receipt) -> None: ...
 
     def record_abandoned(self, draft: EnvelopeDraft) -> None:
-        """Called when a sender did not wait for the receipt, so the envelope may or may not be stored."""
+        """Called when a sender did not wait for its receipt, so that the envelope may or may not be stored."""
         ...
 
 
@@ -180,7 +184,7 @@ class ProcessControl:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedServerClock:
-    """The clock of one simulated server: virtual time, with a checkpoint after each sleep."""
+    """The clock of one simulated server. It uses virtual time, and has a checkpoint after each sleep."""
 
     clock: VirtualClock
     process: ProcessControl
@@ -218,7 +222,7 @@ class SimulatedCrashPoints:
 
 
 class SimulatedDisk:
-    """The one store of a simulation, which survives its servers. Only one server commits at a time."""
+    """The one store of a simulation, which is kept when a server is killed. Only one server commits at a time."""
 
     def __init__(self, open_store: Callable[[CrashPoints], InlineStore]) -> None:
         self.writer: SimulatedServer | None = None
@@ -239,7 +243,7 @@ class SimulatedDisk:
 
 
 class SimulatedStore:
-    """The store as one server uses it: with checkpoints and with the latency of a disk."""
+    """The store of one simulated server, with checkpoints and with the latency of a disk."""
 
     def __init__(self, server: SimulatedServer, disk: SimulatedDisk, rng: random.Random) -> None:
         self._server = server
@@ -280,7 +284,7 @@ class SimulatedStore:
         return
 
     async def _commit(self, body: TransactionBody[T], point: str) -> T:
-        """Commit within one step of the loop: the inline store does not yield."""
+        """Commit within one step of the event loop, because the inline store does not yield."""
         server, disk = self._server, self._disk
         disk.writer = server
         try:
@@ -312,7 +316,7 @@ class SimulatedStore:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """A model of a simulation. The environment chooses its replies, and learns when the model is called."""
+    """A model of a simulation. The simulation chooses its replies, and is notified when it is called."""
 
     server: SimulatedServer
     name: str
@@ -344,13 +348,15 @@ class SimulatedModel:
 
 
 def session_of_prompt(prompt: ModelPrompt) -> SessionId:
-    """Return the session that a model is called for."""
+    """Return the session for which a model is called."""
     return SessionId(prompt.session.partition("/")[0])
 
 
 def is_summary_request(prompt: ModelPrompt) -> bool:
-    """Return whether the prompt asks for a summary. Such a prompt is a separate request, and not
-    the context of a session."""
+    """Return whether the prompt requests a summary.
+
+    Such a prompt is a separate request, and not the context of a session.
+    """
     return "/" in prompt.session
 
 
@@ -360,7 +366,7 @@ BREAKS_STREAM = "(breaks off)"
 
 @dataclass(frozen=True, slots=True)
 class WitnessTool:
-    """A tool with an irreversible effect outside the server, which takes a while."""
+    """A tool with an irreversible effect outside the server. Its call takes a while."""
 
     server: SimulatedServer
     name: str
@@ -392,8 +398,10 @@ class WitnessTool:
 
 @dataclass(frozen=True, slots=True)
 class SendEnvelopeTool:
-    """A tool that sends an envelope to another agent. A call may be repeated, because the call id
-    is the idempotency key."""
+    """A tool that sends an envelope to another agent.
+
+    Its calls may be repeated, because the call id is the idempotency key.
+    """
 
     server: SimulatedServer
     arguments: type[msgspec.Struct] = AppendLineArguments
@@ -448,7 +456,7 @@ class SlowReadTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSetup:
-    """What all servers of a simulation have in common, such as agents, people and schedules."""
+    """The parts that all servers of a simulation share, such as agents, people and schedules."""
 
     ids: IdSource
     agents: Sequence[Agent]
@@ -462,7 +470,7 @@ class SimulationSetup:
 
 
 class ObservedEngine(EmbeddedEngine):
-    """The real engine. A simulation can ask it whether a session is being worked on."""
+    """The real engine, with a method that tells the simulation whether a session is being worked on."""
 
     def is_attending(self, session: SessionId) -> bool:
         """Return whether a session's lane is working, or may be among the lanes that wait for a slot."""
@@ -581,7 +589,7 @@ class SimulatedServer:
         await self.engine.start()
 
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Call the server from outside. If it goes down before it answers, the result is unknown."""
+        """Call the server from outside. If it stops before it answers, the result is unknown."""
         if self.process.is_killed or not self.accepts_calls:
             raise SimulatedServerUnreachable
         asking = asyncio.ensure_future(operation())
@@ -596,7 +604,7 @@ class SimulatedServer:
             self._calls.discard(asking)
 
     def kill(self) -> None:
-        """Kill the server as `kill -9` would: from here on it neither writes nor acts nor answers."""
+        """Kill the server as `kill -9` would, so that it does not write, perform or answer anything more."""
         if self.process.is_killed:
             return
         self.accepts_calls = False
@@ -607,7 +615,7 @@ class SimulatedServer:
             guest.cancel()
 
     async def stop(self, *, drain_s: float) -> None:
-        """Stop as the real server does: refuse new calls, let runs finish, and leave the rest to the next server."""
+        """Stop as the real server does: refuse new calls and let runs finish. The next server resumes other runs."""
         self.accepts_calls = False
         await self.engine.stop(drain_s=drain_s)
         await self.outbox.stop(drain_s=drain_s)

@@ -60,7 +60,7 @@ IDLE_WAIT_S_MAX = 2 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """The figures of a simulation in which all invariants held."""
+    """The figures of a simulation in which no invariant was violated."""
 
     seed: int
     runs: int
@@ -88,7 +88,10 @@ class SimulationReport:
 
 
 async def simulate_runs(seed: int, trace: EventTrace, *, runs: int, rules: Collection[str]) -> SimulationReport:
-    """Simulate a server until so many runs have started, with idle phases in between and at the end."""
+    """Simulate a server until the given number of runs have started.
+
+    Idle phases, in which no events happen, are in between and at the end.
+    """
     with TemporaryDirectory() as home:
         return await _drive_runs(Workload(seed, trace, Path(home), rules=rules), runs=runs)
 
@@ -117,7 +120,7 @@ async def _drive_runs(workload: Workload, *, runs: int) -> SimulationReport:
 async def simulate_days(
     seed: int, trace: EventTrace, *, begin: datetime, days: float, rules: Collection[str]
 ) -> SimulationReport:
-    """Simulate several days of ordinary use, with an event every few hours. The clock also advances without events."""
+    """Simulate several days of ordinary use, with an event every few hours. The clock also advances in between."""
     with TemporaryDirectory() as home:
         storm = Workload(seed, trace, Path(home), rules=rules, start=begin)
         return await _drive_until(storm, begin + timedelta(days=days))
@@ -162,7 +165,10 @@ async def _wait_until_idle(workload: Workload) -> None:
 
 
 async def _wait_for_deferred(workload: Workload) -> None:
-    """Jump to the time of each deferred envelope, and wait until it is handled."""
+    """Set the clock to the due time of the latest deferred envelope, and wait until the server is idle.
+
+    Repeat this until no envelope is deferred.
+    """
     while True:
         sql = "SELECT max(due_ms) FROM envelopes WHERE status = 'pending' AND due_ms < ?"
         (due_ms,) = workload.disk.raw_connection.execute(sql, (MS_MAX,)).fetchone()
@@ -206,17 +212,17 @@ def hash_store(raw: sqlite3.Connection) -> str:
 
 
 def _describe_server(workload: Workload, error: BaseException | None) -> FailureDescription:
-    """Describe the server for a failure report.
+    """Describe the simulated server for a failure report.
 
-    A violation ends the loop and arrives here as a cancellation, so the checker's own violation
-    comes first.
+    A violation of an invariant ends the loop, and is raised here as a cancellation. So the
+    violation that the checker found is reported first.
     """
     return ServerSource(database=workload.disk.connection)(workload.checker.violation or error)
 
 
 @contextmanager
 def _report_logged_errors(workload: Workload) -> Generator[None]:
-    """Report each unexpected error that the server logs as a violation. In a simulation the log has no other reader."""
+    """Report each unexpected error in the log of the server as a violation, because nothing else reads this log."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -246,7 +252,7 @@ def run_seed(
     rules: Collection[str] = tuple(RULES),
     trace: Callable[[str], None] | None = None,
 ) -> SimulationReport:
-    """Simulate one seed. A raised error has notes with the command that repeats it and the last events."""
+    """Simulate one seed. A raised error contains notes with the last events and the command that repeats it."""
     register_seed(f"{seed} (simulation: {replay_command(seed, runs=runs)} --trace)")
     notes = EventTrace(trace)
     try:
@@ -265,7 +271,7 @@ def run_days(
     rules: Collection[str] = tuple(RULES),
     trace: Callable[[str], None] | None = None,
 ) -> SimulationReport:
-    """Simulate so many days, beginning at a date. A raised error has the same notes as in `run_seed`."""
+    """Simulate the given number of days from a date. A raised error contains the same notes as in `run_seed`."""
     register_seed(f"{seed} (simulation: {_replay_days_command(seed, days, start)})")
     notes = EventTrace(trace)
     steps_max = STEPS_MAX + round(STEPS_PER_DAY * days)

@@ -43,7 +43,7 @@ from retinue.testing import simulated_schedules
 from retinue.testing.invariants import InvariantChecker, install_triggers
 from retinue.testing.local_instance import SequentialIds, boss_principal
 from retinue.testing.scripted_model import ScriptedReply
-from retinue.testing.simulated_cast import (
+from retinue.testing.simulated_agents import (
     LONG_TEXT,
     PEOPLE,
     ScenarioGenerator,
@@ -103,18 +103,21 @@ def _format_event(at_s: float, template: str, values: tuple[object, ...]) -> str
 
 
 class Workload:
-    """Everything that one seeded test run needs: the agents, the server, the clients' messages and
-    the faults, all derived from the seed. Create a workload inside the event loop in which it runs.
+    """Everything that one simulation needs, derived from its seed: agents, server, messages of clients, and faults.
 
-    There are two modes. In stress mode, events and faults follow each other within seconds. In
-    calendar mode, a server is used for weeks, with an event every few hours.
+    Create a workload inside the event loop in which it runs. There are two modes. In stress mode,
+    events and faults follow each other within seconds. In calendar mode, a server is used for
+    weeks, with an event every few hours.
     """
 
     def __init__(
         self, seed: int, trace: EventTrace, data_dir: Path, *, rules: Collection[str], start: datetime | None = None
     ) -> None:
-        """Set up everything for one seed. With `start`, the workload is in calendar mode from that
-        day on. Without it, it is in stress mode."""
+        """Set up everything for one seed.
+
+        With `start`, the workload is in calendar mode, and begins on that day. Without it, the
+        workload is in stress mode.
+        """
         self.seed = seed
         self.data_dir = data_dir
         self.rng = random.Random(f"events {seed}")
@@ -179,11 +182,14 @@ class Workload:
         self._trace.add(self.loop.time(), template, values)
 
     def report_unexpected_error(self, description: str) -> None:
-        """Report an error that the server did not expect."""
+        """Report an unexpected error of the server as a violation."""
         self.checker.report("unexpected", description)
 
     async def stop_events(self) -> None:
-        """Stop all events. Returns when every client has its answer or has given up, and a server is running."""
+        """Stop all events.
+
+        Returns when every client has its answer or has given up, and a server is running.
+        """
         self.trace("no more events")
         self._is_idle_phase = True
         while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
@@ -192,14 +198,15 @@ class Workload:
         await self.disable_schedules()
 
     async def disable_schedules(self) -> None:
-        """Disable all schedules until the end of the idle phase, including those that were added
-        since the last call.
+        """Disable all schedules until the end of the idle phase.
+
+        This includes schedules that were added since the last call.
         """
         self._disabled_schedules += await simulated_schedules.disable_all(self)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a client of the simulation still has something to send."""
+        """Whether a simulated client still has something to send."""
         return bool(self._tasks)
 
     async def watch_promptness(self) -> None:
@@ -253,7 +260,7 @@ class Workload:
         await asyncio.gather(*(self._send(self._build_draft(writer)) for _ in range(self.rng.randint(5, 25))))
 
     async def resend_envelope(self) -> None:
-        """Send an envelope again with the same key, sometimes with another text."""
+        """Send an envelope again with the same idempotency key, sometimes with another text."""
         if not self._sent:
             return
         draft = self.rng.choice(self._sent[-20:])
@@ -261,7 +268,7 @@ class Workload:
         await self._send(replace(draft, id=EnvelopeId(self._setup.ids.new()), text=words))
 
     async def compact_session(self) -> None:
-        """Ask for a session to be compacted."""
+        """Request the compaction of a session."""
         if self._known_sessions:
             session, agent = self.rng.choice(self._known_sessions)
             draft = self._build_draft(SimulatedConversation(f"person:{self.rng.choice(PEOPLE)}", agent, None))
@@ -302,7 +309,7 @@ class Workload:
         return replace(origin, parent=self.rng.choice(self._known_sessions)[0])
 
     async def _send(self, draft: EnvelopeDraft) -> None:
-        """Send an envelope as a client does: retry it with the same key until there is a receipt."""
+        """Send an envelope as a client does: repeat it with the same idempotency key until there is a receipt."""
         for _ in range(self.rng.choice((1, 3, 8))):
             server = self.server
             patience_s = self.rng.uniform(0.0, 0.05) if self.rng.random() < 0.05 else 60.0
@@ -332,7 +339,7 @@ class Workload:
         self.checker.excuse_envelope(draft.source, draft.idempotency_key)
 
     def _choose_session(self) -> SessionId | None:
-        """Choose a session, preferably one that is running while more envelopes wait: bugs are likely there."""
+        """Choose a session, preferably one with a run and more waiting envelopes, because bugs are likely there."""
         busy = self.disk.raw_connection.execute(
             "SELECT DISTINCT r.session FROM runs r JOIN envelopes e ON e.session = r.session"
             " WHERE r.status = 'running' AND e.status = 'pending' ORDER BY r.session"
@@ -369,7 +376,7 @@ class Workload:
             await self.call_server(lambda server: server.store.write(lambda conn: body(conn), point="queue"))
 
     async def answer_approvals(self) -> None:
-        """Answer one open approval or all of them. Some are answered twice, some two at once."""
+        """Answer one open approval request, or all of them. Some are answered twice, sometimes at the same moment."""
         found = await self.disk.store.read(lambda conn: approvals.list_open(conn, limit=20))
         if not found:
             return
@@ -429,8 +436,10 @@ class Workload:
             await self.answer_approvals()
 
     async def suspend_machine(self) -> None:
-        """Simulate that the machine is suspended, for a moment or for weeks. Afterwards the clock
-        is ahead by this time."""
+        """Simulate that the machine is suspended, for a moment or for weeks.
+
+        Afterwards, the clock is ahead by this time.
+        """
         if self.server is None or self._is_switching:
             return
         await self._suspend_machine(self.rng.choice((40, 600, 8 * 3600, 8 * 3600, 7 * 86_400, 21 * 86_400)))
@@ -451,11 +460,11 @@ class Workload:
         self._is_switching = False
 
     async def adjust_clock(self) -> None:
-        """Set the wall clock of the simulation forward or back by a little."""
+        """Set the wall clock of the simulation a little forward or back."""
         self.jump_clock_by(timedelta(seconds=self.rng.choice((-90, -5, 5, 90))))
 
     async def stop_for_hours(self) -> None:
-        """Stop the server for an evening or a weekend."""
+        """Stop the simulated server for an evening or a weekend."""
         if self.server is None or self._is_switching:
             return
         self._is_switching = True
@@ -504,8 +513,10 @@ class Workload:
             self._is_switching = False
 
     async def arm_crash_point(self) -> None:
-        """Choose a crash point, and kill the server at the n-th time that it is reached. Rarely
-        reached points stay armed."""
+        """Choose a crash point, and kill the server when it is reached for the n-th time.
+
+        If a crash point is rarely reached, it stays armed.
+        """
         point, times = self.rng.choice(CRASH_POINTS), self.rng.choice((1, 1, 2, 4))
         self._armed_points[point] = times
         self.trace("armed {} {}", point, times)
@@ -524,10 +535,10 @@ class Workload:
             self._is_switching = False
 
     async def resume_replaced_server(self) -> None:
-        """Pause a server while another starts on the same store, then resume it.
+        """Pause a server while another starts on the same store, and then resume it.
 
-        The paused server may try to finish what it had begun, but claims nothing new: a process
-        that has lost its lock is stopping.
+        The paused server may try to finish what it had begun, but claims nothing new. In reality, a
+        process that has lost its lock is stopping.
         """
         if self.server is None or self._is_switching:
             return
@@ -616,7 +627,7 @@ class Workload:
             self._start_task(self._disturb_session(self.rng.choice(self.checker.changed_sessions)))
 
     async def _disturb_session(self, session: SessionId) -> None:
-        """Disturb a session right after a commit, before the code that waits for that commit has reacted."""
+        """Disturb a session right after a commit, before the code that waits for this commit has reacted."""
         await asyncio.sleep(self.rng.choice((0.0, 0.0, 0.001, 0.005, 0.05)))  # sleep: virtual time
         agent = next((agent for known, agent in self._known_sessions if known == session), None)
         match self.rng.choice(("write", "write", "cancel", "reset", "decide")):
@@ -733,7 +744,7 @@ EVENT_NAMES = frozenset(event.__name__ for event in _STRESS_EVENTS)
 def _remove_agent(conn: sa.Connection, *, agent: str, at_ms: int, told: bool) -> None:
     """Remove an agent. With `told`, also disable its schedules, as the server does.
 
-    Without `told`, the server notices the removal when a schedule is due.
+    Without `told`, the server finds out only when a schedule of the agent is due.
     """
     tx = Transaction(conn, at_ms)
     if told:

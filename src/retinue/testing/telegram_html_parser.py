@@ -1,4 +1,4 @@
-"""Parses HTML the way Telegram's Bot API does, with its error messages."""
+"""Parses HTML in the same way as Telegram's Bot API, with its error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VALUE = re.compile(r"""(?P<key>href|class)="(?P<value>[^"]*)\"""")
 
 
 class HtmlParseError(ValueError):
-    """The HTML is invalid. The message is what Telegram says after "can't parse entities: "."""
+    """The HTML is invalid. The message of the error is the text that Telegram adds to "can't parse entities: "."""
 
 
 def utf16_length(text: str) -> int:

@@ -1,11 +1,13 @@
-"""A fake of Telegram's Bot API on loopback, for plugins and our own tests: real HTTP, and every way to fail.
+"""A test server with Telegram's Bot API on loopback: real HTTP, and faults on demand.
+
+Plugins can use it in their tests, too.
 
     async with TelegramServer() as telegram:
         telegram.person_sends("What is on today?")
         ...  # a bot with `api_base = telegram.url` and `telegram.token` receives it
         telegram.will_fail("sendMessage", TelegramFault(breaks=True, arrives=True))
 
-It keeps all chats and updates across `stop` and `start`, as Telegram does.
+The server keeps all chats and updates across `stop` and `start`, as Telegram does.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ WEBHOOK_CONFLICT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramFault:
-    """A fault for one call of the Bot API. With `arrives`, the call is performed and only its response is lost."""
+    """A fault for one call of the Bot API.
+
+    With `arrives`, the call is performed, and only its response is lost.
+    """
 
     status: int = 0
     description: str = ""
@@ -45,7 +50,7 @@ class TelegramFault:
 
 
 def throttle_fault(seconds: int) -> TelegramFault:
-    """Return a fault that refuses a call with 429 and a retry time."""
+    """Return a fault that refuses a call with the status 429 and a retry time."""
     return TelegramFault(
         status=429, description=f"Too Many Requests: retry after {seconds}", parameters={"retry_after": seconds}
     )
@@ -96,7 +101,7 @@ class TelegramServer(FakeTelegram):
             await runner.cleanup()
 
     def will_fail(self, method: str, *faults: TelegramFault) -> None:
-        """Set one fault for each of the next calls of a method. The method `*` matches any."""
+        """Set one fault for each of the next calls of a method. The method `*` matches any method."""
         self._faults.setdefault(method, deque()).extend(faults)
 
     def revoke_token(self, token: str = "777:another") -> None:
@@ -165,7 +170,7 @@ class TelegramServer(FakeTelegram):
                 ended.cancel()
 
     async def _wait_for_update(self, poll_ended: asyncio.Future[None]) -> None:
-        """Wait for an update, for another getUpdates call, or for the stop."""
+        """Wait for an update, for another `getUpdates` call, or until the server stops."""
         self._update_queued.clear()
         waits = [asyncio.ensure_future(event.wait()) for event in (self._update_queued, self._closing)]
         try:
@@ -199,7 +204,7 @@ class TelegramServer(FakeTelegram):
 async def _read_request(request: web.Request) -> tuple[Json, dict[str, UploadedFile]]:
     """Return the arguments and uploads of a request.
 
-    Arguments are JSON, or form fields. The value of a form field is text or JSON.
+    Arguments are JSON, or form fields. The value of a form field is a string or JSON.
     """
     if request.content_type == "application/json":
         return cast(Json, await request.json()), {}
@@ -239,7 +244,7 @@ def _error_response(error: FakeTelegramError) -> web.Response:
 
 
 def _abort_connection(request: web.Request) -> None:
-    """Abort the connection without a regular end, as if a cable were pulled."""
+    """Abort the connection without a regular end, as if the network cable were pulled."""
     if request.transport is not None:
         request.transport.abort()
     raise asyncio.CancelledError  # no client is left to respond to

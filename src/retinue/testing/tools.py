@@ -1,4 +1,4 @@
-"""Tools for tests. `append_line` leaves evidence outside the server, independent of its store."""
+"""Tools for tests. `append_line` writes its effects to a file outside the server, independent of the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AppendLineArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class AppendLineTool:
-    """A tool that appends one line to a file and calls fsync: an effect that must not happen twice."""
+    """A tool that appends one line to a file and calls fsync. A test can check that this happened only once."""
 
     file: Path
     arguments: type[msgspec.Struct] = AppendLineArguments

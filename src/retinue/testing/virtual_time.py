@@ -1,14 +1,15 @@
-"""A deterministic event loop for simulations: virtual time, and a task order drawn from a seed.
+"""A deterministic event loop for simulations, with virtual time and a task order that a seed decides.
 
-`simulate(seed, main)` runs `main` without real time, threads or sockets. Time passes only when
-everything waits, so hours of sleep take no time. The seed decides races between tasks, so a seed
+`simulate(seed, main)` runs `main` without real time, threads or sockets. Time passes only when all
+tasks wait, so hours of sleep take no real time. The seed decides races between tasks, so a seed
 that found a bug finds it again.
 
-The loop cannot make repeatable what does not go through it. Above all, sets of strings iterate in
-an order that differs between processes unless `PYTHONHASHSEED` is set. Sets of most other objects
-iterate by address: anyio keeps nested cancel scopes in one, `asyncio.as_completed` its coroutines.
-Tasks and futures of this loop hash by number, so sets of those, as in task groups, are safe. When
-in doubt, compare `fingerprint`: it differs if two runs diverged.
+The loop cannot make everything repeatable. Above all, sets of strings iterate in an order that
+differs between processes unless `PYTHONHASHSEED` is set. Sets of most other objects iterate in the
+order of addresses. For example, anyio keeps nested cancel scopes in such a set, and
+`asyncio.as_completed` its coroutines. Tasks and futures of this loop hash by number, so sets of
+these, as in task groups, are safe. If you are in doubt, compare `fingerprint`: it differs if two
+simulations diverged.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ UNSUPPORTED_METHODS = (
 
 
 class SimulationError(Exception):
-    """The simulation itself cannot continue, regardless of the code under test."""
+    """The simulation itself failed, and not the code under test."""
 
 
 class Deadlock(SimulationError):
-    """Nothing is ready and nothing is scheduled, so the remaining tasks would wait forever."""
+    """No task is ready and no timer is set, so the remaining tasks would wait forever."""
 
 
 class StepLimitReached(SimulationError):
@@ -75,7 +76,7 @@ class NotSimulated(NotImplementedError):
 
 @dataclass(frozen=True, slots=True)
 class _ReadyHandle:
-    """A handle that is ready to run, its label in the trace, and the stream whose order it must keep."""
+    """A handle that is ready to run, with its label in the trace and the stream whose order it must keep."""
 
     handle: asyncio.Handle
     label: str
@@ -87,26 +88,26 @@ _CALLBACKS = "callbacks"  # the one stream of all plain callbacks
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
-    """An event loop whose time is virtual and whose ready order is shuffled by a seed.
+    """An event loop with virtual time, in which a seed decides the order of ready handles.
 
-    Time does not pass while anything is ready, and otherwise moves at once to the next timer.
+    Time does not pass while any handle is ready. Otherwise it moves at once to the next timer.
 
-    Before each pass the ready handles are shuffled, but only as far as asyncio leaves their order
+    Before each pass, the ready handles are shuffled, but only where asyncio leaves their order
     open:
 
-    - Steps of different tasks run in any order, because asyncio promises none. A task has at most
-      one step ready.
-    - Callbacks of one future keep the order in which they were added. That includes the wake-ups of
+    - Steps of different tasks run in any order, because asyncio guarantees no order. A task has at
+      most one step ready.
+    - Callbacks of one future keep the order in which they were added. This includes the wake-ups of
       tasks that await it. Code relies on this, for example to see a result before the awaiting task
       does. A callback whose only argument is a future counts as one of these.
-    - Plain callbacks keep their order among themselves, because `call_soon` promises it.
+    - Plain callbacks keep their order among themselves, because `call_soon` guarantees it.
     - Timers of one moment run in any order, which asyncio leaves undefined. Timers of different
-      moments never share a pass, so an earlier one always runs first.
+      moments never share a pass, so an earlier timer always runs first.
 
-    As in asyncio, a handle that becomes ready during a pass waits for the next, so nothing starves.
-    Locks, queues and events are correct under every such order, because they transfer ownership
-    through futures. asyncio's transports are not, because they depend on the order of callbacks and
-    futures together. This loop has no transports.
+    As in asyncio, a handle that becomes ready during a pass waits for the next pass, so that no
+    handle waits forever. Locks, queues and events are correct under every such order, because they
+    transfer ownership through futures. The transports of asyncio are not, because they depend on
+    the order of callbacks and futures together. This loop has no transports.
 
     `BaseEventLoop` provides running, stopping, closing and error handling, but no I/O. This class
     replaces its whole queue of handles. It depends on one private detail: `_run_once` is called
@@ -140,11 +141,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what has run so far, in which order and at which virtual times.
+        """A hash of everything that has run so far, with its order and its virtual times.
 
-        The same code with the same seed has the same fingerprint in every process. It is made of
-        numbers and qualified names, never of addresses. Another Python version may have another
-        fingerprint.
+        The same code with the same seed has the same fingerprint in every process. The hash is
+        computed from numbers and qualified names, never from addresses. Another Python version may
+        give another fingerprint.
         """
         return self._trace.hexdigest()
 
@@ -266,7 +267,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def _take_due(self) -> list[_ReadyHandle]:
         """Remove and return the timers of the earliest moment, if that moment has come.
 
-        Later timers take a later pass, even when overdue.
+        Later timers run in a later pass, even if they are overdue.
         """
         due: list[_ReadyHandle] = []
         if self._timers and (moment := self._timers[0][0]) <= self._now:
@@ -327,7 +328,7 @@ class _NumberedFuture(asyncio.Future[T]):
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task that hashes by its number. asyncio itself keeps sets of tasks (in task groups, in `wait`)."""
+    """A task that hashes by its number, because asyncio itself keeps sets of tasks (in task groups and in `wait`)."""
 
     def __init__(self, number: int, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number  # first: asyncio puts the task into a set during construction
@@ -338,11 +339,13 @@ class _NumberedTask(asyncio.Task[T]):
 
 
 class VirtualClock:
-    """The wall clock of a simulation. It follows the loop's virtual time and may jump; loop time may not."""
+    """The wall clock of a simulation. It follows the virtual time of the loop, but unlike that time it may jump."""
 
     def __init__(self, start: datetime = START, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Create a clock that shows `start` at the moment when the loop was created. The default
-        `loop` is the running one."""
+        """Create a clock that showed `start` at the moment when the loop was created.
+
+        The default `loop` is the running loop.
+        """
         self._start = to_utc(start)
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._offset = timedelta()
@@ -351,14 +354,14 @@ class VirtualClock:
         return self._start + timedelta(seconds=self._loop.time()) + self._offset
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in the loop's time, which no `jump` changes."""
+        """Wait in the virtual time of the loop, which `jump` does not change."""
         await asyncio.sleep(seconds)  # sleep: virtual time
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         return self._loop.call_later(seconds, call).cancel
 
     def jump(self, delta: timedelta) -> None:
-        """Set the wall clock forward or back. No sleeper wakes, and no sleep gets longer or shorter."""
+        """Set the wall clock forward or back. No sleep ends, and no sleep gets longer or shorter."""
         self._offset += delta
 
 
@@ -369,10 +372,10 @@ def simulate(
     steps_max: int = STEPS_MAX,
     after_step: Callable[[], None] | None = None,
 ) -> T:
-    """Run `main` to its end on a new loop, cancel the tasks it left, and return its result.
+    """Run `main` to its end on a new loop, cancel the tasks that are left, and return its result.
 
-    Inside, the running loop is a `VirtualTimeLoop`. `after_step` is called after every pass until
-    `main` ends. Every exception carries a note with the seed that reproduces it.
+    In `main`, the running loop is a `VirtualTimeLoop`. `after_step` is called after every pass
+    until `main` ends. Every exception contains a note with the seed that reproduces it.
     """
     loop = VirtualTimeLoop(seed, steps_max=steps_max, after_step=after_step)
     with _deterministic_gc():
@@ -406,7 +409,7 @@ def _deterministic_gc() -> Generator[None]:
 
 
 def _trace_label(callback: object) -> str:
-    """Return the name of a callback in the trace. It is the same in every process, so it is not a `repr`."""
+    """Return the name of a callback in the trace. It is not a `repr`, so that it is the same in every process."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, _NumberedTask):
         task = cast("_NumberedTask[Any]", owner)
@@ -431,7 +434,7 @@ def _order_stream(callback: object, args: Sequence[object]) -> object:
 
 
 def _await_chain(task: asyncio.Task[Any]) -> str:
-    """Return the chain of coroutines in which a waiting task is, outermost first, each with its line number."""
+    """Return the coroutines that a waiting task is in, outermost first, each with its line number."""
     places: list[str] = []
     awaited: object = task.get_coro()
     while isinstance(awaited, CoroutineType):

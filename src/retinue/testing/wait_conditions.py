@@ -1,7 +1,7 @@
-"""Wait for a condition instead of for time to pass.
+"""Waits until a condition is true, instead of for a fixed time.
 
-A test that sleeps waits too long on a fast machine and not long enough on a busy one. The limits
-here only end a hang. They are generous on purpose, and never measure speed.
+A test that sleeps waits too long on a fast machine, and not long enough on a busy one. The time
+limits here are long on purpose. They only end a test that hangs, and never measure speed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DescribeState(Protocol):
-    """Returns what a failure message should show: rows, output or state."""
+    """Returns what a failure message should show, such as rows, output or state."""
 
     def __call__(self) -> object: ...
 
@@ -58,8 +58,8 @@ def wait_until_sync(
 ) -> T:
     """Do the same as `wait_until`, in a test that blocks its thread.
 
-    The polling interval grows: the condition often calls a server in another process, which limits
-    its requests per minute.
+    The polling interval grows, because the condition often calls a server in another process, which
+    limits its requests per minute.
     """
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
@@ -73,9 +73,9 @@ def wait_until_sync(
 async def assert_stays_true(condition: Callable[[], bool], reason: str, *, for_s: float) -> None:
     """Check that a condition holds for a while.
 
-    Use it only for something that must not happen and that no event, row or fake clock can show.
-    `reason` says why the wait is needed. A busy machine can make this miss a defect, but never
-    report a false one.
+    Use this only for something that must not happen, if no event, row or fake clock can show it.
+    `reason` says why the wait is needed. On a busy machine, this may fail to notice a defect, but
+    it never reports a false one.
     """
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:

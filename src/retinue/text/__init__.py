@@ -1,1 +1,1 @@
-"""Pure functions on text: splitting, redacting, parsing and wrapping it, and writing the texts of questions."""
+"""Pure functions that split, redact, parse and wrap text, and that format approval questions."""

@@ -1,4 +1,4 @@
-"""Removes text from an answer that the same run has already sent to the channel. Pure."""
+"""Removes text from an answer that the same run has already sent to the channel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _WHITESPACE = re.compile(r"\s+")
 
 
 def remove_repeated_text(text: str, sent_texts: Iterable[str]) -> str:
-    """Return the answer without the texts that its run has already sent to the channel. If nothing
-    else is left, return an empty string."""
+    """Return the answer without the texts that its run has already sent to the channel.
+
+    Returns an empty string if nothing else is left.
+    """
     rest = text
     for words in sent_texts:
         plain, before = _normalize(rest), _normalize(words)

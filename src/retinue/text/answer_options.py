@@ -1,8 +1,8 @@
-"""The ways to answer a question in a channel: its options, button data and option numbers.
+"""The options of a question in a channel, and how they are answered: with a button, a keyword or a number.
 
-Pure. The data of a button contains the id of the question, which is different in every channel: 32
-hex digits that cannot be guessed. When a button is pressed, the server checks who pressed it and
-whether they may answer.
+The data of a button contains the id of the question. The id is different in every channel, and
+cannot be guessed. When a button is pressed, the server checks who pressed it and whether this person
+may answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _BUTTON_DATA = re.compile(rf"([a-z]{{1,16}}[0-9]{{0,2}}):([0-9a-f]{{{ID_LENGTH}}
 
 
 class AnswerOption(Struct, frozen=True):
-    """One answer to a question. If the answer is a denial or a choice of a questionnaire, `scope` is None."""
+    """One possible answer to a question.
+
+    `scope` is how long a yes lasts. It is None for a denial and for an answer to a questionnaire.
+    """
 
     label: str
     keyword: str
@@ -46,8 +49,10 @@ def channel_question_id(approval: str) -> EnvelopeId:
 
 
 def list_options(question: Envelope) -> tuple[AnswerOption, ...]:
-    """Return the answers that a question offers, in the order of their numbers. An approval offers
-    a longer grant only if its text names that grant."""
+    """Return the answers that a question offers, in the order of their numbers.
+
+    An approval offers a longer grant only if its text names that grant.
+    """
     if question.context.questionnaire:
         return tuple(
             AnswerOption(each, f"{CHOICE_PREFIX}{number}", None) for number, each in enumerate(question.context.choices)
@@ -60,9 +65,10 @@ def list_options(question: Envelope) -> tuple[AnswerOption, ...]:
 
 
 def build_buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
-    """Return the rows of buttons below a question: first allow and deny, then the grants for longer.
+    """Return the rows of buttons below a question.
 
-    Each choice of a questionnaire has a separate row.
+    For an approval, the first row has the buttons to allow and deny, and the second row has those
+    for longer grants. For a questionnaire, each choice has a separate row.
     """
     offered = [Button(each.label, f"{each.keyword}:{question.id}") for each in list_options(question)]
     if question.context.questionnaire:
@@ -71,8 +77,10 @@ def build_buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
 
 
 def parse_button_data(data: str) -> tuple[str, EnvelopeId] | None:
-    """Return the option keyword and the question id from the data of a pressed button. None if the
-    data is not from our buttons."""
+    """Return the option keyword and the question id from the data of a pressed button.
+
+    Returns None if the data does not have the form of this server's button data.
+    """
     found = _BUTTON_DATA.fullmatch(data)
     return (found[1], EnvelopeId(found[2])) if found else None
 

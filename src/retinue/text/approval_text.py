@@ -1,8 +1,9 @@
 """Formats an approval question: the exact calls, shown so that nothing in them is hidden or misleading.
 
-Pure. Arguments come from a model and may contain text from anyone whose text the model has read.
-Each argument is shown as JSON on one line, with every invisible character escaped. If an argument
-is shortened, the notice of that is outside the quotes, where no argument can imitate it.
+The arguments of a call come from a model, and may contain text from anyone whose text the model
+has read. Each argument is shown as JSON on one line, with every invisible character escaped. If an
+argument is shortened, a notice says so. The notice is outside the quotes, where no argument can
+imitate it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _format_call(call: Call) -> list[str]:
 
 
 def summarize_request(calls: Sequence[Call], would_grant: Sequence[Permission]) -> str:
-    """Return a short summary of the request: the names of the tools or, if there are no calls, the permissions."""
+    """Return a short summary of an approval request: the names of the tools or, without calls, the permissions."""
     named = list(dict.fromkeys(call.tool for call in calls)) or [str(each) for each in would_grant]
     return shorten_reason(", ".join(named))
 
@@ -108,9 +109,10 @@ def format_question(
 ) -> str:
     """Return the text of an approval question.
 
-    `id_` is the short id of the approval and `asker` the name of the agent. `is_background`: no
-    person takes part in the agent's session. `can_grant_always`: the person who is asked may grant
-    permanently.
+    `id_` is the short id of the approval. `asker` is the name of the agent that asks, and `grantee`
+    the name of the agent that would receive the permissions. `is_background` means that no person
+    takes part in the agent's session. `can_grant_always` means that the person who is asked may
+    grant permissions permanently.
     """
     whose = f"{asker}, in the background," if is_background else asker
     for_longer = f"/allow {id_} session" + (f", or /allow {id_} always" if can_grant_always else "")
@@ -131,7 +133,10 @@ def format_question(
 
 
 def _format_permissions(permissions: Sequence[Permission]) -> str:
-    """Format the permissions of a request. None is shortened, because a shortened path is another path."""
+    """Format the permissions of a request.
+
+    No permission is shortened, because a shortened path would name a different file.
+    """
     named = [escape_invisible(str(each)) for each in permissions[:PERMISSIONS_SHOWN_MAX]]
     more = len(permissions) - len(named)
     return ", ".join(named) + (f" [cut: {more} more not shown here]" if more else "")

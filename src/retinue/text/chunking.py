@@ -30,7 +30,7 @@ _GAP = re.compile(r"\s*\n|[ \t]+")
 
 
 class _Fence(Struct, frozen=True, kw_only=True):
-    """A fenced code block: the offsets of its lines in the text."""
+    """A fenced code block in a text: the offsets of its lines, and its opening and closing lines."""
 
     start: int
     body: int
@@ -60,10 +60,10 @@ def split_text(
     preferred_break: BlockBreak = BlockBreak.PARAGRAPH,
     min_length: int | None = None,
 ) -> list[str]:
-    """Return the text in pieces of at most `limit`.
+    """Split a text into pieces that are at most `limit` long, in `unit`.
 
-    A text is cut at a pause only if the piece is then at least `min_length` long (default: half of
-    the limit). A blank text has no pieces.
+    A paragraph, line or sentence break is used only if the piece before it is at least `min_length`
+    long (default: half of the limit). Returns no pieces for a blank text.
     """
     if limit < LIMIT_MIN:
         raise ValueError(f"no text fits into {limit} {unit.value}")
@@ -74,7 +74,7 @@ def split_text(
 
 
 def truncate_text(text: str, limit: int, *, unit: LengthUnit) -> str:
-    """Return a text that fits the limit. A text that is too long is cut, and ends with an ellipsis."""
+    """Return the text if it fits the limit. Otherwise return its beginning and an ellipsis, which fit together."""
     if measure_length(text, unit) <= limit:
         return text
     end = _find_fitting_end(text, 0, limit - measure_length("…", unit), unit)
@@ -160,16 +160,21 @@ class _TextSplitter:
             inside = fence if fence is not None and start < fence.closing else None
 
     def _close_fence(self, rest: str, inside: _Fence | None, room: int) -> str:
-        """Return the last piece. If it continues a code block that the text never closes, close the
-        block if there is room."""
+        """Return the last piece of the text.
+
+        If the piece continues a code block that the text never closes, a closing line is added if
+        there is room for it.
+        """
         if inside is None or inside.closing < len(self._text):
             return rest
         whole = f"{rest.rstrip()}\n{inside.closer}"
         return whole if measure_length(whole, self._unit) <= room else rest
 
     def _cut_piece(self, start: int, end: int, fence: _Fence | None) -> tuple[str, int]:
-        """Return a piece, and where the next piece begins. Whitespace at a cut is dropped, except
-        the indentation of code."""
+        """Return a piece, and the offset at which the next piece begins.
+
+        Whitespace at a cut is dropped, except the indentation of code.
+        """
         text = self._text
         if fence is None:
             gap = _GAP.match(text, end)
@@ -182,7 +187,7 @@ class _TextSplitter:
         return piece, following
 
     def _find_cut(self, start: int, room: int) -> tuple[int, _Fence | None]:
-        """Return where to cut, and the code block that the cut splits, if any."""
+        """Return the offset at which to cut, and the code block that the cut splits, if any."""
         end = _find_fitting_end(self._text, start, room, self._unit)
         fence = _fence_at(self._fences, end)
         if fence is None:
@@ -229,7 +234,7 @@ class _TextSplitter:
                 return max((at for at in found if at <= end), default=-1)
 
     def _find_code_break(self, start: int, end: int) -> int:
-        """Return the end of the last line that fits. A line is cut only if it is longer than a message."""
+        """Return the end of the last line of code that fits. A line is cut only if it is longer than a message."""
         at = self._text.rfind("\n", start + 1, end + 1)
         return at if at > start else self._cut_hard(start, end)
 
@@ -238,7 +243,7 @@ class _TextSplitter:
 
 
 def _find_fitting_end(text: str, start: int, room: int, unit: LengthUnit) -> int:
-    """Return the largest offset at which a piece from `start` still fits, but at least one character."""
+    """Return the end of the longest piece from `start` that fits into `room`. It has at least one character."""
     end = min(start + max(room, 1), len(text))
     if unit is LengthUnit.CHARACTERS or text[start:end].isascii():
         return end
@@ -257,8 +262,11 @@ def _char_width(char: str, unit: LengthUnit) -> int:
 
 
 def _find_safe_cut(text: str, start: int, end: int) -> int:
-    """Return the last offset up to `end` at which a cut splits no grapheme cluster (combining
-    marks, emoji, flags) and no HTML entity."""
+    """Return the last offset up to `end` at which a cut splits no grapheme cluster and no HTML entity.
+
+    A grapheme cluster is what a reader sees as one character, such as a letter with accents, an
+    emoji or a flag.
+    """
     at = end
     while at > start and end - at < GRAPHEME_CHARS_MAX and _splits_grapheme(text, at):
         at -= 1

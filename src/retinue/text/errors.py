@@ -1,4 +1,4 @@
-"""Errors that occur when a text cannot be parsed or wrapped."""
+"""Errors for command lines that cannot be parsed, and for texts that cannot be wrapped."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ class CommandLineInvalid(Invalid):
     code = "command.invalid"
 
     def __init__(self, *, because: str) -> None:
-        super().__init__("invalid command", because=because, try_this="write it on one line, or put it into a script")
+        super().__init__(
+            "invalid command", because=because, try_this="write the command on one line, or put it into a script"
+        )
 
 
 class ShellSyntaxRefused(Invalid):
-    """A command line uses shell syntax."""
+    """A command line cannot be parsed, or uses shell syntax, such as a redirection, that is not accepted here."""
 
     code = "command.shell_syntax"
 

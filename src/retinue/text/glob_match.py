@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def matches_glob(glob: str, text: str) -> bool:
-    """Whether a glob matches the whole text. Only `*` is special; upper and lower case are the same."""
+    """Whether a glob matches the whole text, regardless of case. Only `*` is special."""
     return _compile_glob(glob.casefold()).fullmatch(text.casefold()) is not None
 
 

@@ -1,4 +1,4 @@
-"""Redacts secrets from text: logs, prompts, tool results, channel messages, errors.
+"""Redacts secrets in text: in logs, prompts, tool results, channel messages and errors.
 
 Secrets are found in two ways. By value: a secret that the server knows is replaced by
 `[secret:NAME]`, in plain form and in the usual encodings (URL, JSON, HTML, base64, hex). By
@@ -37,8 +37,10 @@ _INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_.:@-]+")
 
 
 def build_placeholder(name: str) -> str:
-    """Return the text that replaces a secret. A name always gives the same text, so that readers
-    can tell secrets apart."""
+    """Return the placeholder that replaces a secret in text.
+
+    The same name always gives the same placeholder, so that readers can distinguish secrets.
+    """
     return f"[secret:{_INVALID_NAME_CHARS.sub('-', name)[:NAME_CHARS_MAX] or 'unnamed'}]"
 
 
@@ -46,10 +48,10 @@ def build_placeholder(name: str) -> str:
 
 
 def list_encoded_forms(value: str) -> frozenset[str]:
-    """Return the forms in which a secret may appear in text.
+    """Return the forms in which a secret may appear in text, such as base64 or URL-encoded.
 
-    For a secret with more than one line, the forms of each long word with digits and letters are
-    included.
+    If a secret has more than one line, each long word with digits and letters in it counts as a
+    secret too, and its forms are included.
     """
     forms = {form for part in _split_secret(value) for form in _encode_secret(part)}
     return frozenset(form for form in forms if len(form) >= SECRET_CHARS_MIN)
@@ -89,7 +91,7 @@ def _lowercase_percent_codes(encoded: str) -> str:
 
 
 def _base64_forms(raw: bytes) -> Iterator[str]:
-    """Yield the base64 forms: of the value alone, and as a part of longer data, at each of the three alignments."""
+    """Yield the base64 forms of a value: encoded alone, and inside of longer data at each of the three alignments."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         whole = encode(raw).decode()
         yield whole
@@ -107,8 +109,8 @@ def _base64_forms(raw: bytes) -> Iterator[str]:
 class _SecretIndex:
     """The search index of all known secrets.
 
-    `heads` finds where a form of a secret may begin. `by_head` has the forms with each beginning,
-    the longest first.
+    `heads` matches the first characters of all forms of the secrets. `by_head` maps these characters
+    to the forms that begin with them, grouped by length, the longest first.
     """
 
     heads: re.Pattern[str] | None = None
@@ -193,10 +195,10 @@ def _redact_values(text: str, index: _SecretIndex) -> str:
 
 
 def _prefix_pattern(prefix: str, rest: str) -> re.Pattern[str]:
-    """Return a pattern for words that start with this prefix.
+    """Return a pattern that matches words with this prefix, followed by `rest`.
 
-    The check that no longer word contains the match comes after the prefix, so that a text without
-    the prefix is rejected quickly.
+    A lookbehind checks that the word begins with the prefix. It comes after the prefix, so that a
+    text without the prefix is rejected quickly.
     """
     return re.compile(rf"{re.escape(prefix)}(?<![\w-]{re.escape(prefix)}){rest}")
 
@@ -247,8 +249,10 @@ def redact_patterns(text: str) -> str:
 
 
 def _redact_private_keys(text: str) -> str:
-    """Replace private keys, from the BEGIN line to the END line. Without an END line, everything
-    that could be key data is replaced."""
+    """Replace private keys, from the BEGIN line to the END line.
+
+    Without an END line, everything after the BEGIN line that could be key data is replaced.
+    """
     pieces: list[str] = []
     done = end = 0
     while (begin := text.find(_KEY_BEGIN, done)) >= 0:
@@ -266,10 +270,10 @@ def _redact_private_keys(text: str) -> str:
 
 
 def _find_key_end(text: str, body: int, end: int) -> int:
-    """Return where a key ends.
+    """Return the offset at which a private key ends.
 
-    `end` is the offset of the next END line, or -1. If another BEGIN line comes before it, the key
-    has no END line.
+    `end` is the offset of the next END line, or -1. If another BEGIN line comes before that END
+    line, the key has no END line.
     """
     if end >= 0 and text.find(_KEY_BEGIN, body, end) < 0:
         title = text.find(_KEY_TITLE, end, end + _TITLE_CHARS_MAX)
@@ -280,8 +284,11 @@ def _find_key_end(text: str, body: int, end: int) -> int:
 
 
 class Redactor:
-    """Redacts secrets, in any thread. `set_secrets` replaces the index in one step, so a concurrent
-    call uses either the old index or the new one."""
+    """Redacts secrets in text. Safe to use from several threads.
+
+    `set_secrets` replaces the search index in one step, so a concurrent call uses either the old
+    index or the new one.
+    """
 
     __slots__ = ("_index",)
 
@@ -289,7 +296,7 @@ class Redactor:
         self._index = _build_index((secrets or {}).items())
 
     def set_secrets(self, secrets: Mapping[str, str]) -> None:
-        """Replace all known secrets by the given ones. `secrets` maps names to values."""
+        """Replace all known secrets with the given ones. `secrets` maps names to values."""
         self._index = _build_index(secrets.items())
 
     def redact(self, text: str) -> str:
@@ -297,7 +304,7 @@ class Redactor:
         return redact_patterns(_redact_values(text, self._index))
 
     def redact_values(self, text: str) -> str:
-        """Redact known values only. Use this for texts in which strings that only look like keys must stay."""
+        """Redact known secret values only. Use this if a text may contain strings that look like keys but must stay."""
         return _redact_values(text, self._index)
 
     @property
@@ -311,14 +318,14 @@ class Redactor:
         return self._index.unredacted_names
 
     def __repr__(self) -> str:
-        return f"Masks({len(self._index.names)} secrets)"
+        return f"Redactor({len(self._index.names)} secrets)"
 
 
 def redact_part(text: str, begin: int, end: int, redact: Callable[[str], str]) -> str:
     """Return the redacted part of a text from `begin` to `end`, for callers that show a long text in parts.
 
-    A secret that is only partly in this part is redacted too, because the text around the part is
-    also searched.
+    The text around the part is searched too, so a secret that is only partly in the part is also
+    redacted.
     """
     before, after = text[max(0, begin - OVERLAP_CHARS) : begin], text[end : end + OVERLAP_CHARS]
     whole = redact(before + text[begin:end] + after)

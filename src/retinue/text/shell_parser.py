@@ -53,7 +53,10 @@ class CommandOperator(StrEnum):
 
 
 class SimpleCommand(Struct, frozen=True):
-    """One command of a command line. `operator` stands before the command; for the first one, it is None."""
+    """One command of a command line.
+
+    `operator` is the operator before the command. It is None for the first command.
+    """
 
     argv: tuple[str, ...]
     operator: CommandOperator | None = None
@@ -64,7 +67,7 @@ class CommandLine(Struct, frozen=True):
 
     @property
     def argv(self) -> tuple[str, ...] | None:
-        """The argv of the command if there is only one; otherwise None."""
+        """The argv of the command, or None if the line has several commands."""
         return self.commands[0].argv if len(self.commands) == 1 else None
 
 
@@ -77,8 +80,10 @@ def parse_command_line(command: str) -> CommandLine:
 
 
 def check_command(command: str) -> str:
-    """Return the command unchanged. Raises `CommandLineInvalid` if it is empty, too long, or has
-    invisible characters."""
+    """Return the command unchanged.
+
+    Raises `CommandLineInvalid` if the command is empty, too long, or has invisible characters.
+    """
     because = ""
     if not command.strip():
         because = "it is empty"

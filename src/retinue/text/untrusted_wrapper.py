@@ -1,6 +1,6 @@
 """Wraps untrusted text in markers that it cannot forge.
 
-Pure: the random id of the markers is passed in.
+The caller passes the random id of the markers.
 
 The author of a text cannot know the id, so the text cannot close its wrapper. Everything that looks
 like a marker, in any alphabet, is removed too. Otherwise a model could mistake an imitation for a
@@ -85,14 +85,18 @@ def wrap_untrusted(text: str, *, id: str, source: Mapping[str, str]) -> str:
 
 
 def unwrap_untrusted(text: str) -> str:
-    """Return the text without warning, source and markers, to show it to a person. A text that is
-    not wrapped is returned unchanged."""
+    """Return a wrapped text without warning, source and markers, to show it to a person.
+
+    A text that is not wrapped is returned unchanged.
+    """
     return _WRAPPED.sub(lambda found: found["text"], text)
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether a whole text is in one intact wrapper. The sender may have written the wrapper; the
-    effect is the same."""
+    """Whether a whole text is in one intact wrapper.
+
+    It does not matter who wrote the wrapper: a wrapper from the sender has the same effect.
+    """
     found = _WRAPPED.fullmatch(text)
     return found is not None and remove_markers(found["text"], id=found["id"]) == found["text"]
 
@@ -123,8 +127,10 @@ def _find_forged_markers(folded: str, id: str) -> Iterator[tuple[int, int]]:
 
 
 def _fold_text(text: str) -> tuple[str, list[int]]:
-    """Return the text with lookalike characters folded, and the offset in it at which each original
-    character begins."""
+    """Return the text with lookalike characters replaced, and where each original character begins in it.
+
+    Each lookalike is replaced with the ASCII letter or bracket that it resembles.
+    """
     pieces = [character.lower() if " " <= character <= "~" else _fold_character(character) for character in text]
     return "".join(pieces), list(accumulate(map(len, pieces), initial=0))[:-1]
 
@@ -149,7 +155,7 @@ def _fold_character(character: str) -> str:
 
 
 def _format_field_value(value: str) -> str:
-    """Return the value in a form in which it cannot end its line or its quotes."""
+    """Return the value on one line and without double quotes, so that it cannot end its line or its quotes."""
     plain = "".join(
         " " if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn") else character
         for character in value[: 4 * FIELD_CHARS_MAX]

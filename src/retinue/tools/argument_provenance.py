@@ -18,7 +18,8 @@ from retinue.policy.provenance.provenance_rules import ProvenancePolicy
 class ProvenanceChecker:
     """Decides the calls of one turn by the provenance of their arguments.
 
-    `canonicalize` returns a call in the form in which its tool parses it.
+    `canonicalize` returns a call with the aliases of arguments resolved and default values left
+    out.
     """
 
     def __init__(

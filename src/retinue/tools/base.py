@@ -31,8 +31,9 @@ from retinue.domain.trust import Trust
 
 
 class ToolFailed(RetinueError):
-    """The tool could not do what was asked. The model reads the sentence, the reason and the next
-    step.
+    """The tool could not do what the call requested.
+
+    The model reads the sentence, the reason and the next step of this error.
     """
 
     code = "tool.failed"
@@ -51,7 +52,10 @@ class CallPending(Exception):
 
 
 def as_tool_failed(error: RetinueError, *, try_this: str = "") -> ToolFailed:
-    """Convert an error of the server to an error that the model reads. `try_this` replaces its next step."""
+    """Convert an error of the server to an error that the model reads.
+
+    If `try_this` is given, it replaces the next step of the error.
+    """
     return ToolFailed(error.sentence, because=error.because, try_this=try_this or error.try_this, code=error.code)
 
 
@@ -92,7 +96,7 @@ class ToolContext:
 
     @property
     def non_owner_requesters(self) -> tuple[Requester, ...]:
-        """The requesters of this run who are not the owner."""
+        """The people on whose behalf the run works, without the owner."""
         return tuple(each for each in self.requesters if not each.is_owner)
 
 
@@ -129,9 +133,10 @@ class PermissionedTool(Protocol):
 
 @runtime_checkable
 class SandboxedTool(Protocol):
-    """A tool whose calls run in a sandbox.
+    """A tool whose calls run in a sandbox, or on the host if the rules allow it.
 
-    The sandbox is decided directly before the call is performed, after `prepare_sandbox`.
+    `decide_sandbox` returns whether a call may run there. It is called just before the call is
+    performed, after `prepare_sandbox`.
     """
 
     async def prepare_sandbox(self) -> None: ...

@@ -55,7 +55,7 @@ from retinue.tools.errors import (
 )
 from retinue.tools.files import FileServices
 from retinue.tools.files.file_snapshot import read_snapshot
-from retinue.tools.files.paths import locate
+from retinue.tools.files.path_access import locate
 
 SENT_BYTES_MAX = 50 * 1024 * 1024
 RECORDS_SCANNED_MAX = 1_000  # from the newest backwards, when looking for an attachment
@@ -161,8 +161,10 @@ class SendFileTool(Struct, frozen=True):
 
 
 def _find_session_attachment(conn: sa.Connection, *, session: SessionId, id_: str) -> tuple[Attachment, Trust] | None:
-    """Find an attachment of this session by the beginning of its hash. Also return the trust of the
-    record that has it."""
+    """Find an attachment of this session by the beginning of its hash.
+
+    Also returns the trust of the record that contains the attachment.
+    """
     found = sessions.get(conn, session)
     if found is None or len(id_) < HASH_CHARS_MIN:
         return None
@@ -193,7 +195,7 @@ class ReactArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReactTool(Struct, frozen=True):
-    """The tool `react`: reacts to a platform message, found by its envelope. Repeating a reaction changes nothing."""
+    """The tool `react`: adds a reaction to the platform message of an envelope. Repeating a call changes nothing."""
 
     file_services: FileServices
     find_connector: FindConnector

@@ -1,4 +1,4 @@
-"""Errors of the tools for people, channels, panels and permissions: one class for each error code."""
+"""Errors of tools that use people, channels, panels and permissions: one class for each error code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
 from retinue.tools.base import ToolFailed
 
-_ANSWER_INSTEAD = "put it in your answer instead"
+_ANSWER_INSTEAD = "put the content in your answer instead"
 
 
 # --- notify, ask_questions ---
@@ -87,7 +87,7 @@ class PanelPersonMissing(ToolFailed):
 
 
 class LinkInvalid(ToolFailed):
-    """The link is not a plain http or https URL."""
+    """The link to open is not a plain http or https URL."""
 
     code = "link.invalid"
 
@@ -146,7 +146,7 @@ class NoWindowOpen(NotFound):
     def __init__(self, person: str) -> None:
         super().__init__(
             f"{person} does not have the web app open in a browser",
-            because="you can use the web app only while this person has it open",
+            because="the tools for the web app work only while this person has it open",
             try_this=_ANSWER_INSTEAD,
         )
 
@@ -178,7 +178,7 @@ class PanelNotFound(NotFound):
 
 
 class WindowBusy(Conflict):
-    """A browser window has not answered earlier commands."""
+    """Too many commands to a browser window are still unanswered."""
 
     code = "window.busy"
 
@@ -365,7 +365,7 @@ class FilesNotSupported(ToolFailed):
 
 
 class FileTooLargeForChannel(ToolFailed):
-    """The file exceeds the limit of the platform."""
+    """The file is larger than the platform of the channel allows."""
 
     code = "channel.file_too_large"
 
@@ -430,7 +430,7 @@ class ReactionsNotSupported(ToolFailed):
 
 
 class ReactionMessageMissing(ToolFailed):
-    """The envelope has no message on a platform to which a reaction could be added."""
+    """No message on a platform belongs to the envelope, so there is nothing to react to."""
 
     code = "reaction.no_message"
 

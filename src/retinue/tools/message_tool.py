@@ -28,7 +28,7 @@ from retinue.tools.base import ToolContext, ToolFailed, as_tool_failed, schema_o
 from retinue.tools.errors import MessageRecipientInvalid
 from retinue.tools.files import FileServices
 from retinue.tools.files.file_snapshot import read_snapshot
-from retinue.tools.files.paths import locate
+from retinue.tools.files.path_access import locate
 
 SENT_BYTES_MAX = 20 * 1024 * 1024  # of one file
 BACKGROUND_ADDRESS = address.agent_address(BACKGROUND)

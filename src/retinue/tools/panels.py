@@ -42,7 +42,7 @@ WindowId = Annotated[
 
 
 class PanelRegion(StrEnum):
-    """Where a panel goes: beside another panel, or as a tab with it."""
+    """Where to put a panel: on a side of another panel, or as a tab next to it."""
 
     TAB = "tab"
     LEFT = "left"

@@ -24,7 +24,7 @@ from retinue.domain.ports import Clock
 from retinue.domain.shared_errors import AgentNotFound
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolEffect, ToolSpec
-from retinue.policy.access.permissions import is_at_least
+from retinue.policy.access.operation_permissions import is_at_least
 from retinue.policy.tools.approvals import APPROVER_LEVEL_MIN
 from retinue.store.agents import agents, grants
 from retinue.store.core.connection import Store

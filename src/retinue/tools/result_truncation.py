@@ -36,8 +36,7 @@ class FullResultStore(Struct, frozen=True):
     store: Store
 
     async def truncate(self, text: str) -> tuple[str, str]:
-        """Return the shown part of a result and the hash of its full text. If the result is
-        complete, the hash is empty.
+        """Return the shown part of a result and the hash of its full text. The hash is empty if nothing was cut.
 
         Store the hash in `ToolResult.whole`: a file that no record names cannot be read, and is
         deleted.

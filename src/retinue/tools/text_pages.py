@@ -34,8 +34,8 @@ def slice_page(
 ) -> TextPage | None:
     """Return the page that starts at the position, or None if the text has no such position.
 
-    A page holds whole lines where they fit. `redact` removes secrets from the returned text;
-    positions refer to the original text.
+    A page ends at the end of a line, unless the line alone is too long. `redact` removes secrets
+    from the returned text; positions refer to the original text.
     """
     start = _find_line_start(text, line)
     if start is None or (column > 1 and column > _find_lines_end(text, start, 1) - start):
@@ -62,7 +62,7 @@ def line_count(text: str) -> int:
 
 
 def format_next_page(page: TextPage) -> str:
-    """Return the arguments with which a tool is called to read the next page."""
+    """Return the arguments of a tool call that reads the next page, formatted for the model."""
     column = f", column={page.next_column}" if page.next_column != 1 else ""
     return f"offset={page.next_line}{column}"
 

@@ -1,7 +1,7 @@
 """The tools of an agent: which are offered, which calls are allowed, and how calls are performed.
 
-Every failure of a call is a result that the model reads: an unknown tool, invalid arguments, an
-error.
+If a call fails, for example because of an unknown tool or invalid arguments, the model reads the
+error as the result.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ class TurnContext:
 class CallPlan(Struct, frozen=True, kw_only=True):
     """The decision on each call of one reply, made before any call is performed.
 
-    `asked` are the calls that need an approval. `contexts` and `reasons` are those of the allowed
-    calls. `missing_permissions` are the permissions that the asked calls need and that were not
-    granted. `would_grant` are the permissions that a lasting approval would grant. The decision was
-    based on `held_permissions` and `settings`.
+    `asked` are the calls that need an approval. `contexts` and `reasons` have an entry for each
+    allowed call. `missing_permissions` are the permissions that the asked calls need and that were
+    not granted. `would_grant` are the permissions that a lasting approval would grant. The decision
+    was based on `held_permissions` and `settings`.
     """
 
     allowed: tuple[Call, ...] = ()
@@ -356,8 +356,10 @@ class Toolbox:
         return tool_decision, lacks
 
     async def _provenance_checker(self, turn: TurnContext) -> ProvenanceChecker | None:
-        """Return the provenance checker of a turn. None if the whole context is trusted, because
-        provenance then affects no call."""
+        """Return the provenance checker of a turn.
+
+        None if the whole context is trusted, because provenance then affects no call.
+        """
         if self._provenance_policy is None or turn.trust is not Trust.UNTRUSTED:
             return None
         context = list(turn.context)
@@ -456,8 +458,9 @@ class Toolbox:
     # --- performing ---
 
     async def perform(self, call: Call, context: ToolContext, *, is_recorded: bool = True) -> ToolResult:
-        """Perform one call. `is_recorded` means that a record stores the result, so it can be read
-        in full later.
+        """Perform one call.
+
+        `is_recorded` means that a record stores the result, so it can be read in full later.
         """
         tool = self._tools[call.tool]
         if self._clock is not None and self._call_buckets.per_minute:
@@ -520,8 +523,10 @@ class Toolbox:
 
 
 def _tools_implementing(tools: Sequence[Tool], protocol: type[_P]) -> dict[str, _P]:
-    """Return the tools that implement a protocol, by name. Each class is checked once, because most
-    tools share a class."""
+    """Return the tools that implement a protocol, by name.
+
+    Each class is checked once, because most tools share a class.
+    """
     fitting = {kind for kind in {type(tool) for tool in tools} if issubclass(kind, protocol)}
     return {tool.spec.name: cast("_P", tool) for tool in tools if type(tool) in fitting}
 

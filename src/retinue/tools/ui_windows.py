@@ -48,8 +48,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Panel(Struct, frozen=True, kw_only=True):
-    """One panel in a window of the web app. `binding` is the session it shows, if any. `context`
-    describes its content."""
+    """One panel in a window of the web app.
+
+    `binding` is the session that the panel shows, if any. `context` describes its content.
+    """
 
     id: str
     type: str
@@ -71,8 +73,10 @@ SendCommand = Callable[[dict[str, Any]], None]
 
 
 class Window(Struct, eq=False):
-    """One open window of the web app. `send` sends a command over its connection; `pending` holds
-    unanswered commands."""
+    """One open window of the web app.
+
+    `send` sends a command over its connection; `pending` contains the unanswered commands.
+    """
 
     person: str
     id: str
@@ -186,7 +190,7 @@ class WindowRegistry:
 
 
 def _validate_inventory(id_: str, inventory: WindowInventory) -> None:
-    """Refuse an inventory that exceeds a limit, before anything is stored."""
+    """Refuse a window's list of panels that exceeds a limit, before the list is kept."""
     names = [id_, *(text for panel in inventory.panels for text in (panel.id, panel.type))]
     names += [panel.binding for panel in inventory.panels if panel.binding is not None]
     names += [inventory.selected] if inventory.selected is not None else []

@@ -60,7 +60,7 @@ async function parseResponse(response: Response): Promise<unknown> {
     response.status,
     String(error["code"] ?? "unknown"),
     String(error["sentence"] ?? "the request failed"),
-    String(error["because"] ?? `the server answered ${response.status}`),
+    String(error["because"] ?? `the server returned status ${response.status}`),
     String(error["try"] ?? "try again"),
     typeof error.retry_after_s === "number" ? error.retry_after_s : null,
     (error["fields"] ?? {}) as Record<string, string>,

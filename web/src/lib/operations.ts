@@ -935,8 +935,6 @@ export interface Operations {
   "inbox.list": { parameters: InboxListRequest; result: InboxList; hasEffect: true };
   /** List sessions. */
   "session.list": { parameters: SessionListRequest; result: SessionList; hasEffect: false };
-  /** Show the records of a session. */
-  "session.history": { parameters: SessionHistoryRequest; result: SessionHistory; hasEffect: false };
   /** Create a session with an agent. */
   "session.create": { parameters: SessionCreateRequest; result: SessionSummary; hasEffect: true };
   /** Rename a session. */
@@ -949,22 +947,18 @@ export interface Operations {
   "session.attributes": { parameters: SessionAttributesRequest; result: SessionSummary; hasEffect: true };
   /** Clear a session: start a new context without earlier messages. */
   "session.clear": { parameters: SessionIdRequest; result: SessionCleared; hasEffect: true };
-  /** Delete a session. */
-  "session.delete": { parameters: SessionIdRequest; result: SessionDeleted; hasEffect: true };
-  /** Share a session with a person. */
-  "session.share": { parameters: SessionShareRequest; result: SessionShared; hasEffect: true };
-  /** Stop sharing a session with a person. */
-  "session.unshare": { parameters: SessionShareRequest; result: SessionShared; hasEffect: true };
-  /** Show the current state of a session. */
-  "session.state": { parameters: SessionIdRequest; result: SessionState; hasEffect: false };
   /** Stop the run in a session. */
   "session.stop": { parameters: SessionStopRequest; result: SessionStopped; hasEffect: true };
   /** Stop the run in a session, and reset the context. */
   "session.reset": { parameters: SessionResetRequest; result: SessionResetResult; hasEffect: true };
-  /** Set how messages queue while a run is active. */
-  "session.set_queue": { parameters: SessionQueueRequest; result: SessionQueueSet; hasEffect: true };
-  /** Answer an approval: allow or deny the calls. */
-  "approval.answer": { parameters: ApprovalAnswerRequest; result: ApprovalAnswered; hasEffect: true };
+  /** Show the records of a session. */
+  "session.history": { parameters: SessionHistoryRequest; result: SessionHistory; hasEffect: false };
+  /** Show the current state of a session. */
+  "session.state": { parameters: SessionIdRequest; result: SessionState; hasEffect: false };
+  /** Share a session with a person. */
+  "session.share": { parameters: SessionShareRequest; result: SessionShared; hasEffect: true };
+  /** Stop sharing a session with a person. */
+  "session.unshare": { parameters: SessionShareRequest; result: SessionShared; hasEffect: true };
   /** Open a session of an external agent under an id that you choose. */
   "session.attach": { parameters: SessionAttachRequest; result: SessionAttached; hasEffect: true };
   /** Mark the messages from a session as read. */
@@ -975,7 +969,7 @@ export interface Operations {
   "session.reset_after_run": { parameters: SessionResetAfterRunRequest; result: SessionResetAfterRunResult; hasEffect: true };
   /** Set whether a session's replies are sent to its channel. */
   "session.set_sending": { parameters: SessionSendingRequest; result: SessionSendingSet; hasEffect: true };
-  /** Read a conversation as people see it, newest page first. */
+  /** Read a conversation with the original texts of its messages, newest page first. */
   "session.transcript": { parameters: TranscriptRequest; result: SessionTranscript; hasEffect: false };
   /** Show how a run ended, and its models, tokens and cost. */
   "run.show": { parameters: RunIdRequest; result: RunDetails; hasEffect: false };
@@ -985,6 +979,8 @@ export interface Operations {
   "run.trace": { parameters: RunIdRequest; result: RunTraceDetails; hasEffect: false };
   /** List pending or past approvals. */
   "approval.list": { parameters: ApprovalListRequest; result: ApprovalList; hasEffect: false };
+  /** Answer an approval: allow or deny the calls. */
+  "approval.answer": { parameters: ApprovalAnswerRequest; result: ApprovalAnswered; hasEffect: true };
   /** List the slash commands of a conversation. */
   "slash_command.list": { parameters: SlashCommandListRequest; result: SlashCommandList; hasEffect: false };
   /** Export a session as files. */
@@ -999,11 +995,15 @@ export interface Operations {
   "session.deleted": { parameters: DeletedSessionListRequest; result: DeletedSessionList; hasEffect: false };
   /** Restore a deleted session. */
   "session.restore": { parameters: SessionIdRequest; result: SessionSummary; hasEffect: true };
+  /** Delete a session. */
+  "session.delete": { parameters: SessionIdRequest; result: SessionDeleted; hasEffect: true };
   /** List the envelopes that wait in a session, in the order in which they will be read. */
   "session.queued": { parameters: QueuedEnvelopeListRequest; result: QueuedEnvelopeList; hasEffect: false };
+  /** Set how messages queue while a run is active. */
+  "session.set_queue": { parameters: SessionQueueRequest; result: SessionQueueSet; hasEffect: true };
   /** List delegations between agents. */
   "delegation.list": { parameters: DelegationListRequest; result: DelegationList; hasEffect: false };
-  /** Stop a delegation, and all delegations that it led to. */
+  /** Stop a delegation, and all delegations that its run made in turn. */
   "delegation.stop": { parameters: DelegationStopRequest; result: DelegationStopped; hasEffect: true };
   /** List subagents. */
   "subagent.list": { parameters: SubagentListRequest; result: SubagentList; hasEffect: false };
@@ -1153,7 +1153,7 @@ export interface Operations {
   "plugin.replace": { parameters: PluginSettingsRequest; result: PluginSettingsDetails; hasEffect: true };
   /** Enable and load a plugin. */
   "plugin.enable": { parameters: PluginEnableRequest; result: PluginDetails; hasEffect: true };
-  /** Disable and unload a plugin. Its data stays. */
+  /** Disable and unload a plugin. Its data is kept. */
   "plugin.disable": { parameters: PluginInstanceRequest; result: PluginDetails; hasEffect: true };
   /** Unload a plugin and load it again. */
   "plugin.reload": { parameters: PluginInstanceRequest; result: PluginDetails; hasEffect: true };
@@ -1269,7 +1269,7 @@ export interface Operations {
   "schedule.history": { parameters: ScheduleHistoryRequest; result: ScheduleHistory; hasEffect: false };
   /** Delete a schedule and its history. */
   "schedule.delete": { parameters: ScheduleRequest; result: ScheduleDeleted; hasEffect: true };
-  /** List heartbeats: their times and tasks. */
+  /** List heartbeats with their times and tasks. */
   "heartbeat.list": { parameters: HeartbeatListRequest; result: HeartbeatList; hasEffect: false };
   /** Show a heartbeat task. */
   "heartbeat.show": { parameters: HeartbeatTaskRequest; result: HeartbeatTaskDetails; hasEffect: false };
@@ -1306,21 +1306,18 @@ export const routes: { [Name in keyof Operations]: string } = {
   "envelope.recent": "/api/envelope/recent",
   "inbox.list": "/api/inbox/list",
   "session.list": "/api/session/list",
-  "session.history": "/api/session/history",
   "session.create": "/api/session/create",
   "session.rename": "/api/session/rename",
   "session.pin": "/api/session/pin",
   "session.unpin": "/api/session/unpin",
   "session.attributes": "/api/session/attributes",
   "session.clear": "/api/session/clear",
-  "session.delete": "/api/session/delete",
-  "session.share": "/api/session/share",
-  "session.unshare": "/api/session/unshare",
-  "session.state": "/api/session/state",
   "session.stop": "/api/session/stop",
   "session.reset": "/api/session/reset",
-  "session.set_queue": "/api/session/set_queue",
-  "approval.answer": "/api/approval/answer",
+  "session.history": "/api/session/history",
+  "session.state": "/api/session/state",
+  "session.share": "/api/session/share",
+  "session.unshare": "/api/session/unshare",
   "session.attach": "/api/session/attach",
   "session.mark_read": "/api/session/mark_read",
   "session.policy": "/api/session/policy",
@@ -1331,6 +1328,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "run.list": "/api/run/list",
   "run.trace": "/api/run/trace",
   "approval.list": "/api/approval/list",
+  "approval.answer": "/api/approval/answer",
   "slash_command.list": "/api/slash_command/list",
   "session.export": "/api/session/export",
   "session.import": "/api/session/import",
@@ -1338,7 +1336,9 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.trim": "/api/session/trim",
   "session.deleted": "/api/session/deleted",
   "session.restore": "/api/session/restore",
+  "session.delete": "/api/session/delete",
   "session.queued": "/api/session/queued",
+  "session.set_queue": "/api/session/set_queue",
   "delegation.list": "/api/delegation/list",
   "delegation.stop": "/api/delegation/stop",
   "subagent.list": "/api/subagent/list",

@@ -85,7 +85,7 @@ export class ServerState {
     if (response === null) return "The server does not answer.";
     if (!response.ok) {
       const body = (await response.json().catch(() => null)) as { error?: { sentence?: string; because?: string } } | null;
-      return `${body?.error?.sentence ?? "this code was rejected"}: ${body?.error?.because ?? `the server answered ${response.status}`}.`;
+      return `${body?.error?.sentence ?? "the sign-in code was rejected"}: ${body?.error?.because ?? `the server returned status ${response.status}`}.`;
     }
     await this.#connect();
     return null;

@@ -5,7 +5,7 @@ export const channels = {
   title: titles.channels,
   tabs: "Sections of Channels",
   tab: { connectors: "Connectors", routing: "Routing", requests: "Access requests", identities: "Identities", unprocessed: "Unprocessed messages" },
-  noSuchSection: "Channels has no such section. Choose one of the tabs above.",
+  noSuchSection: "This section does not exist. Choose one of the tabs above.",
   try: "Try",
   actions: (name: string): string => `Actions for ${name}`,
   keys: { group: "Channels", add: "Add a connector, binding or identity" },
@@ -66,7 +66,7 @@ export const channels = {
 
   bindings: {
     list: "Routing",
-    intro: "The most specific binding applies. The order is channel, parent channel, guild, team, account, platform.",
+    intro: "A binding sets which agent answers in a channel. If several bindings match, the most specific one applies. The order is channel, parent channel, guild, team, account, platform.",
     add: "Add binding",
     emptyTitle: "No bindings yet",
     emptyText: "Without a binding, the default agent answers everywhere. Add a binding to choose another agent for a connector, a channel or a person.",
@@ -96,7 +96,7 @@ export const channels = {
       guild: "Guild id",
       team: "Team id",
       extraAgents: "Additional agents",
-      extraAgentsHint: "Each of them answers separately.",
+      extraAgentsHint: "These agents also answer, each separately. Default: none.",
       more: "More conditions",
       save: "Save",
     },
@@ -105,7 +105,7 @@ export const channels = {
 
   requests: {
     list: "Access requests",
-    intro: "Each sender was shown a code. Accept a request only if the person tells you the same code: a name proves nothing.",
+    intro: "Each sender was shown a code. Accept a request only if the person tells you the same code, because anyone can choose any name.",
     emptyTitle: "No access requests",
     emptyText: "If a connector uses pairing, new senders are shown a code and appear here. You then accept or refuse them.",
     unverifiedName: "name not verified",
@@ -122,7 +122,7 @@ export const channels = {
     acceptText: (who: string, connector: string): string => `${who} can then write on ${connector}, as a guest unless you choose a person.`,
     person: "Person",
     noPerson: "None: guest",
-    personHint: "The sender gets the role of this person. Default: guest.",
+    personHint: "The server then treats the sender as this person. Default: a guest.",
     accepted: (who: string): string => `${who} was accepted.`,
     refused: (who: string): string => `${who} was refused.`,
     admitted: "Accepted senders",
@@ -131,7 +131,7 @@ export const channels = {
     revoke: "Revoke access",
     revokeOf: (who: string): string => `Revoke access of ${who}`,
     revokeTitle: (who: string): string => `Revoke access of ${who}?`,
-    revokeText: "They can no longer write. If they try, they are shown a new code.",
+    revokeText: "The sender can no longer write to agents. If the sender tries, the server shows them a new code.",
     revoked: (who: string): string => `Access of ${who} was revoked.`,
     past: "Past requests",
     states: { waiting: "waiting", accepted: "accepted", refused: "refused", expired: "expired" },
@@ -175,7 +175,7 @@ export const channels = {
     drop: "Delete",
     dropOf: (id: string): string => `Delete message ${id}`,
     dropTitle: "Delete this message?",
-    dropText: "Its text is deleted, and it is not answered.",
+    dropText: "The text of the message is deleted, and no agent gets the message.",
     dropped: "The message was deleted.",
   },
 };

@@ -11,7 +11,7 @@ export const frame = {
   chatWithAgentHint: "Name of an agent",
   chatWith: (agent: string): string => `Chat with ${agent}`,
   switchTo: (agent: string): string => `Switch to ${agent}`,
-  switchToHint: "and send the topic",
+  switchToHint: "and send it a message",
   newConversation: "new conversation",
   chatWithKeys: "Enter opens the newest conversation. Shift Enter starts a new one.",
   theme: { system: "Theme: system", light: "Theme: light", dark: "Theme: dark" },
@@ -25,7 +25,7 @@ export const frame = {
   retry: "Try again",
   loading: "Loading",
   notFound: "Not found",
-  notFoundText: "No screen has this address. Check it for a typing error.",
+  notFoundText: "No screen has this address. Check the address for typing errors.",
   openChat: "Open Chat",
   connection: {
     connecting: "Connecting…",

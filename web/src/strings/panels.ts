@@ -24,7 +24,7 @@ export const panels = {
   reset: "Reset all panels",
   resetDone: "Panels reset.",
   empty: "No open panels",
-  emptyText: "A panel shows details beside the screen and is sent as context with your messages. Open one:",
+  emptyText: "A panel shows details beside the screen. Your messages then tell the agent what you have open. Open a panel:",
   unavailable: "Panel not available",
   unavailableText: (type: string): string => `This web app has no panel type “${type}”. It came from another version or from a removed plugin.`,
   pinned: "Pinned to a conversation",

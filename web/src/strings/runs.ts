@@ -85,7 +85,7 @@ export const runStrings = {
   tokens: "Tokens",
   decidedBy: (person: string): string => `by ${person}`,
   approvers: "Approvers",
-  unknownCost: "The provider reported no cost. This is the maximum it can be.",
+  unknownCost: "The provider reported no usage, so the cost is unknown. The amount shown is the maximum.",
   free: "free",
   message: "message",
   keys: { group: "Runs", filter: "Filter runs" },

@@ -1,7 +1,7 @@
-"""Connects an email account, which is read by IMAP and sends by SMTP.
+"""Connects an email account: reads emails by IMAP, and sends them by SMTP.
 
-A channel is one thread with one correspondent, `ADDRESS/THREAD`. Another person who replies in the same thread gets a
-separate channel. An answer goes only to the address in the channel's name.
+A channel is one thread with one correspondent, `ADDRESS/THREAD`. If another person replies in the
+thread, that person has a separate channel. An answer goes only to the address in the channel's name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLATFORM = Platform(
         ),
     ),
     next_steps=(
-        "Send an email to the address. It is refused, or asks for pairing: `retinue connector show NAME`.",
-        "Emails from before are not read: the connector starts with the next one.",
+        "Send an email to the address. If the access rules refuse it, see them: `retinue connector show NAME`.",
+        "Emails that arrived before the connector was added are not read.",
     ),
 )

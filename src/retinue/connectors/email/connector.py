@@ -47,13 +47,14 @@ from retinue.domain.errors import RetinueError
 
 TEXT_MAX = 200_000  # characters
 FILE_BYTES_MAX = 15 * 1024 * 1024  # encoding adds a third; most servers accept 25 MB
-FILES_BYTES_MAX = 18 * 1024 * 1024  # of one email together
+FILES_BYTES_MAX = 18 * 1024 * 1024  # all files of one email together
 ALBUM_MAX = 10
-FIRST_FETCH_BYTES = 256 * 1024  # of an email, read before deciding whether to read all of it
+FIRST_FETCH_BYTES = 256 * 1024  # the part of an email that is fetched first, to decide whether to fetch the rest
 RECOVERY_PERIOD = timedelta(days=7)  # how far back to search for unread emails after UIDVALIDITY changed
 INLINE_PARSE_BYTES_MAX = 256 * 1024  # larger emails are parsed in a thread
 
-# A hostile email that gets past the limits fails alone, and does not block the mailbox.
+# Errors of a hostile email that gets past the limits. It is skipped, so that it does not block the
+# mailbox.
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class EmailConnector:
         album_max=ALBUM_MAX,
         can_quote=True,
     )
-    # The Message-ID of a part stays the same, but servers and mailboxes accept the same one twice.
+    # A repeated part has the same Message-ID, but email servers do not deduplicate by it.
     repeats_safely = False
     attempts_max = REMOTE_ATTEMPTS_MAX
 
@@ -140,7 +141,7 @@ class EmailConnector:
         )
 
     def _read_credentials(self) -> EmailCredentials:
-        """Read the login. Called for each connection, because an access token is valid for only about an hour."""
+        """Read the username and secret. Called for each connection, because an access token may expire in an hour."""
         return EmailCredentials(
             username=self._settings.username or self._settings.address,
             secret=self._context.read_secret("password"),
@@ -185,7 +186,7 @@ class EmailConnector:
                 if uid > heard:
                     heard = uid
                     await self._store_position(ReadPosition(mailbox.uid_validity, heard))
-            if again:  # only after all of them are processed: until then, a restart must search again
+            if again:  # stored only after all emails are processed: until then, a restart must search again
                 await self._store_position(ReadPosition(mailbox.uid_validity, heard))
                 again = False
             if imap.supports_idle:
@@ -209,9 +210,9 @@ class EmailConnector:
             # Emails from before the first start are not meant for this server.
             await self._store_position(ReadPosition(mailbox.uid_validity, last))
             return last, [], False
-        # The server renumbered its emails, or the stored position is damaged. Accepted emails were
-        # marked as read, and the idempotency key catches the others. So nothing is lost or answered
-        # twice.
+        # The server renumbered its emails, or the stored position is damaged. Search for unread
+        # emails: accepted emails were marked as read, and the idempotency key recognizes an accepted
+        # email that was not. So nothing is lost or answered twice.
         log.warning("mailbox searched again", extra={"connector": self.name, "damaged": known is None})
         return last, await imap.search_unseen(self._context.clock.now() - RECOVERY_PERIOD), True
 
@@ -318,7 +319,7 @@ class EmailConnector:
         self._threads.add(room.correspondent, room.thread or digest(message_id), subject, (message_id,))
         try:
             await self._threads.save(room.correspondent)
-        except RetinueError as error:  # it is sent, even if this cannot be stored
+        except RetinueError as error:  # the email was sent, even if its thread cannot be stored
             log.warning("thread not stored", extra={"connector": self.name, "because": error.code})
         return Delivery(message_id)
 

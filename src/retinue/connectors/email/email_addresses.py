@@ -1,4 +1,4 @@
-"""Parses email addresses and header texts, which strangers write. Anything but a plain address is refused."""
+"""Parses the email addresses and texts in headers of inbound emails. Only plain addresses are accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from email.header import decode_header
 from msgspec import Struct
 
 ADDRESS_LENGTH_MAX = 254
-FIELD_CHARS_MAX = 4096  # of a header with addresses or names; the rest is ignored
+FIELD_CHARS_MAX = 4096  # characters of a header with addresses or names; the rest is ignored
 ADDRESSES_MAX = 100  # in one header
 NAME_LENGTH_MAX = 100
 MESSAGE_ID_LENGTH_MAX = 200

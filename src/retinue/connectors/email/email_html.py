@@ -13,8 +13,8 @@ from msgspec import Struct
 
 HTML_CHARS_MAX = 1_000_000  # the rest is ignored
 LINK_LENGTH_MAX = 500
-_TAG_CHARS_MAX = 2_000  # of one tag, in which attributes are read
-_DEPTH_MAX = 100  # of quotes, and of nested hidden elements
+_TAG_CHARS_MAX = 2_000  # characters of one tag in which attributes are read
+_DEPTH_MAX = 100  # nested quotes
 
 _SKIPPED = frozenset(
     {
@@ -177,8 +177,8 @@ class _TextWriter:
                     self._hidden = ""
             return
         if tag.name == "a" and self._link:
-            # Show the target if the text differs from it: a person could check it, a model could
-            # not.
+            # Show the link target if the text differs from it: a person could see the target in the
+            # email program, a model could not.
             link, self._link = self._link, ""
             if link.startswith(("http://", "https://")) and link not in "".join(self._line[self._link_at :]):
                 self._line.append(f" ({link})")

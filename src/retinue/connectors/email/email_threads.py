@@ -44,7 +44,7 @@ class ThreadCache:
         self._lock = asyncio.Lock()
 
     async def load(self, correspondent: str) -> None:
-        """Load the threads of a correspondent into memory."""
+        """Read the email threads with one correspondent from the connector state, unless they are in memory."""
         if correspondent in self._known:
             self._known.move_to_end(correspondent)
             return

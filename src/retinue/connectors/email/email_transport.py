@@ -24,7 +24,7 @@ class EmailConnectionBroke(ConnectionError):
 
 
 class EmailServer(Struct, frozen=True, kw_only=True):
-    """The address of a server, and how the connection to it is encrypted."""
+    """The address of an email server, and how the connection to it is encrypted."""
 
     host: str
     port: int
@@ -63,7 +63,7 @@ class EmailConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answer_timeout_s: float) -> None:
         self._reader = reader
         self._writer = writer
-        self.answer_timeout_s = answer_timeout_s  # after so long a silence the connection counts as broken
+        self.answer_timeout_s = answer_timeout_s  # after this time without an answer, the connection counts as broken
 
     @classmethod
     async def open(cls, server: EmailServer) -> EmailConnection:

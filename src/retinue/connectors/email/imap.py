@@ -1,4 +1,4 @@
-"""A small client for IMAP4rev1: only what a connector needs to read a mailbox."""
+"""A small IMAP4rev1 client, with only the commands that the email connector needs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class ImapClient:
         return await self._search(criteria.encode())
 
     async def _search(self, criteria: bytes) -> list[int]:
-        responses = await self._run_command(b"UID SEARCH " + criteria, action="search")
+        responses = await self._run_command(b"UID SEARCH " + criteria, action="search the mailbox")
         return sorted({uid for each in responses if each.status == b"SEARCH" for uid in get_numbers(each.values[1:])})
 
     async def fetch(self, uid: int, *, bytes_max: int) -> FetchedEmail | None:
@@ -152,7 +152,7 @@ class ImapClient:
 
     async def poll(self) -> None:
         """Send a NOOP command, so that the server reports changes."""
-        await self._run_command(b"NOOP", action="look")
+        await self._run_command(b"NOOP", action="check for new email")
 
     async def idle(self, clock: Clock, wait_s: float) -> None:
         """Wait until the server announces a new email, for at most `wait_s`.
@@ -271,7 +271,10 @@ class ImapClient:
 
 
 def _is_free_text(line: bytes) -> bool:
-    """Whether the line is free text. The end of free text may look like a literal, but is not a literal."""
+    """Whether the line ends with free text for people, such as the line of a status response.
+
+    The end of such a text may look like the announcement of a literal, but no literal follows.
+    """
     tag, _, rest = line.partition(b" ")
     return tag == b"+" or rest.partition(b" ")[0].upper() in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH")
 

@@ -1,4 +1,4 @@
-"""Parses IMAP responses. Pure. The depth of nested lists is limited."""
+"""Parses IMAP responses. The code does no I/O, and limits the depth of nested lists."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def literal_size(line: bytes) -> int | None:
 
 
 def parse_response(lines: list[bytes], literals: list[bytes]) -> ImapResponse:
-    """Build a response from its lines and the literals between them. Of free text, only the status is kept."""
+    """Build a response from its lines and the literals between them. Free text after a status is not parsed."""
     tag, _, rest = lines[0].partition(b" ")
     status = rest.partition(b" ")[0].upper()
     if tag == b"+" or status in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH"):

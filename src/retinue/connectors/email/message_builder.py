@@ -1,7 +1,7 @@
-"""Builds an email from a delivery part. Pure: the same part gives the same email, with the same Message-ID.
+"""Builds an email from a delivery part. A part that is sent again has the same Message-ID.
 
-The subject is the only header that contains text of an agent, and it is limited to one line. This prevents header
-injection.
+The subject is the only header that contains text of an agent, and it is limited to one line. This
+prevents header injection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retinue.connectors.email.sender_auth import OWN_ID_PREFIX, UNVERIFIED_PREFI
 from retinue.domain.attachment import Attachment, safe_file_name
 
 SUBJECT_LENGTH_MAX = 200
-FIRST_LINE_LENGTH_MAX = 70  # of the text, if it has to serve as the subject
+FIRST_LINE_LENGTH_MAX = 70  # for the first line of the text, if it is used as the subject
 REFERENCES_MAX = 20
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _REPLY_PREFIX = re.compile(r"\s*(?:re|aw|sv|antw|odp|vs)\s*(?:\[\d+\])?\s*:", re.IGNORECASE)
@@ -28,7 +28,7 @@ _MEDIA_TYPE = re.compile(r"([a-z0-9][a-z0-9.+-]{0,60})/([a-z0-9][a-z0-9.+-]{0,60
 
 
 class EmailThread(Struct, frozen=True, kw_only=True):
-    """What an answer needs to know about its thread."""
+    """The subject and the Message-IDs of a thread, which a reply in the thread needs."""
 
     subject: str = ""
     ids: tuple[str, ...] = ()  # Message-IDs of its emails, oldest first, including ours
@@ -114,7 +114,7 @@ def build_email(
 
 
 def _build_references(thread: EmailThread, quoted_message_id: str) -> tuple[str, ...]:
-    """Return the ids of the earlier emails in the thread. The last id is that of the email that is answered."""
+    """Return the Message-IDs of the earlier emails in the thread. The last is the email that is answered."""
     ids = [each for each in thread.ids if each != quoted_message_id and is_message_id(each)]
     if is_message_id(quoted_message_id):
         ids.append(quoted_message_id)
@@ -161,7 +161,7 @@ def _build_body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, bound
         )
         message.add_attachment(content, maintype=main, subtype=sub, filename=safe_file_name(attachment.name))
     if files:
-        # The library would choose it at random. `=_` occurs neither in base64 nor in
+        # The library would choose a random boundary. `=_` occurs neither in base64 nor in
         # quoted-printable.
         message.set_boundary(boundary)
     del message["MIME-Version"]

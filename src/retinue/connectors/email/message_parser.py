@@ -1,6 +1,6 @@
-"""Converts a parsed email to an inbound message. Pure.
+"""Converts a parsed email to an inbound message.
 
-Strangers write the input, so sizes are limited and no input raises an error.
+Anyone can send an email, so sizes are limited and no input raises an error.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SERVICE = "email"
 
 
 class ParsedEmail(Struct, frozen=True, kw_only=True):
-    """A parsed email: the inbound message, and what an answer needs to know about the email."""
+    """A parsed email: the inbound message, and the data that a reply in its thread needs."""
 
     incoming: InboundMessage
     subject: str
-    references: tuple[str, ...]  # of the emails before it, oldest first
+    references: tuple[str, ...]  # Message-IDs of the earlier emails in the thread, oldest first
     starts_thread: bool  # it refers to no earlier email
 
 
@@ -53,8 +53,8 @@ def to_inbound(
 ) -> ParsedEmail | None:
     """Convert an email to an inbound message. Returns None if the email has no author.
 
-    `find_thread` finds the thread of an author by message ids. `is_cut` means that the email is so large that its end
-    was not read.
+    `find_thread` finds the thread of an author by message ids. `is_cut` means that the email is too
+    large, so its end was not read.
     """
     if sender.author is None:
         return None
@@ -62,7 +62,7 @@ def to_inbound(
     answered = parse_message_ids(message.get_first("in-reply-to"))
     references = _limit_references((*parse_message_ids(message.get_first("references")), *answered[:1]))
     who = sender.sender_id
-    # The oldest email names the thread, so that it is the same for every reply.
+    # The name of the thread is derived from its oldest email, so it is the same for every reply.
     thread = find_thread(who, references) or digest((*references, own_id)[0])
     subject = to_display_text(message.get_first("subject"), SUBJECT_LENGTH_MAX)
     words = _get_text(message)

@@ -1,7 +1,7 @@
-"""Parses an email into headers and body parts. Pure. The time is linear in the size of the input.
+"""Parses an email into headers and body parts, in time linear in the size of the input.
 
-The standard library parses a message completely, at any depth. Here depth, sizes and counts are limited. Parts beyond a
-limit are left out and counted.
+The standard library parses a message completely, at any depth. This parser limits depth, sizes and
+counts. Parts beyond a limit are left out and counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from retinue.connectors.email.email_addresses import decode_header_text, decode_text
 
-HEADER_BYTES_MAX = 128 * 1024  # of one message: long chains of signatures take tens of thousands of bytes
+HEADER_BYTES_MAX = 128 * 1024  # all headers of one message: signatures alone may take tens of thousands of bytes
 HEADERS_MAX = 500
 PART_HEADER_BYTES_MAX = 16 * 1024
 CONTENT_FIELD_CHARS_MAX = 2048
@@ -80,7 +80,7 @@ class MimeMessage(Struct, frozen=True, kw_only=True):
 
 
 def parse_message(raw: bytes) -> MimeMessage:
-    """Parse an email. Never raises an error: a hostile email gives a small or empty result."""
+    """Parse an email. Never raises an error: for an invalid email, the result has few or no headers and parts."""
     head, body = _split_head(raw, HEADER_BYTES_MAX)
     headers = _split_headers(head)
     leaves = _PartCollector()

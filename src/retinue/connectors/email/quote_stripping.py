@@ -73,7 +73,7 @@ def _find_history(lines: list[str]) -> tuple[int, int] | None:
 
 
 def _is_separator(lines: list[str], at: int) -> bool:
-    """Whether this line is one that email programs put between the new text and the history."""
+    """Whether this line is a separator that email programs put between the new text and the history."""
     stripped = lines[at].strip()
     following = _find_text_line(lines, at + 1)
     if _SEPARATOR.fullmatch(stripped):

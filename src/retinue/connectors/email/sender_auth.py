@@ -1,7 +1,8 @@
-"""Verifies the sender of an email and detects automated senders. Pure: headers in, a result with a reason out.
+"""Verifies the sender of an email, and detects automated emails.
 
-Anyone can write any address into a `From` header. An address counts only if the receiving server says that it verified
-the address. An automated email is never answered, to prevent an endless exchange.
+Anyone can write any address into a `From` header. An address is trusted only if the receiving server
+reports that it verified the address. An automated email is never answered, to prevent an endless
+exchange.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _PROPERTY = re.compile(r"([a-z]{1,20}\.[a-z0-9-]{1,40})\s*=\s*\"?([^\s\"]{1,255}
 class SenderAuthResult(Struct, frozen=True, kw_only=True):
     """Whether the author of an email is verified, and whether the email is automated. `because` is the reason."""
 
-    author: Mailbox | None  # None: no address that could be answered
+    author: Mailbox | None  # None: the email has no address that could be answered
     is_verified: bool
     is_automated: bool
     is_own: bool = False  # one of our own emails that came back
@@ -46,7 +47,7 @@ class SenderAuthResult(Struct, frozen=True, kw_only=True):
 
     @property
     def sender_id(self) -> str:
-        """The author's address. An unverified address has a prefix, so it is never confused with a verified address."""
+        """The author's address. An unverified address gets a prefix, so that it differs from every verified address."""
         if self.author is None:
             return ""
         return self.author.address if self.is_verified else UNVERIFIED_PREFIX + self.author.address
@@ -156,10 +157,10 @@ def get_automated_reason(message: MimeMessage, author: Mailbox | None) -> str:
 
 
 def is_vouched_for(message: MimeMessage, authserv_id: str, domain: str) -> bool:
-    """Whether the receiving server says that it verified the `From` header, by DMARC or by DKIM for its domain.
+    """Whether the receiving server reports that it verified the author's domain, by DMARC or DKIM.
 
-    Only the topmost `Authentication-Results` header of that server counts, because it is above everything that came
-    with the email. A header that cannot be parsed could be that header, so nothing below it counts.
+    Only the topmost `Authentication-Results` header of that server counts, because the sender may
+    have written the headers below it. If a header before it cannot be parsed, the result is false.
     """
     for value in message.get_all("authentication-results"):
         plain = _strip_comments(value[:RESULTS_CHARS_MAX])

@@ -1,5 +1,4 @@
-"""Settings of an email connector: where it reads, where it sends, and which server authenticates
-senders."""
+"""Settings of an email connector: the servers, the login, and how senders are verified."""
 
 from __future__ import annotations
 
@@ -38,50 +37,63 @@ def check_one_line(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmailSettings:
-    """An email account: read by IMAP, sent by SMTP."""
+    """An email account. Email is read by IMAP and sent by SMTP."""
 
     address: str = setting("", "Email address of the account.", check=check_email_address, example="agents@example.org")
     aliases: tuple[str, ...] = setting(
-        (), "Other addresses whose email arrives in this account.", check=check_email_address
+        (), "Other email addresses whose email arrives in this account.", check=check_email_address
     )
-    display_name: str = setting("", "Display name of the sender.", check=check_one_line)
-    username: str = setting("", "Username for the login. Default: the address.", check=check_one_line)
-    password_env: str = setting("", "Environment variable with the password or access token.")
-    password_file: str = setting("", "File with only the password or access token.")
-    login: EmailLogin = setting(EmailLogin.PASSWORD, "Login method: `password` or `xoauth2`.")
+    display_name: str = setting(
+        "", "Name that recipients see as the sender. Default: only the address.", check=check_one_line
+    )
+    username: str = setting("", "Username for the login at both servers. Default: `address`.", check=check_one_line)
+    password_env: str = setting("", "Name of the environment variable that contains the password or access token.")
+    password_file: str = setting("", "File that contains only the password or access token.")
+    login: EmailLogin = setting(
+        EmailLogin.PASSWORD, "Login method: with a password (`password`), or with an OAuth access token (`xoauth2`)."
+    )
     imap_host: str = setting("", "Host of the IMAP server.", check=validators.check_host, example="imap.example.org")
     imap_port: int = setting(IMAP_PORT, "Port of the IMAP server.", least=1, most=validators.PORT_MAX)
     imap_security: EmailSecurity = setting(
-        EmailSecurity.TLS, "Encryption of IMAP: `tls`, `starttls`, or `none` for a server on this machine."
+        EmailSecurity.TLS,
+        "Encryption of the IMAP connection: `tls`, `starttls`, or `none` (only for a server on this machine).",
     )
     smtp_host: str = setting("", "Host of the SMTP server.", check=validators.check_host, example="smtp.example.org")
     smtp_port: int = setting(SMTP_PORT, "Port of the SMTP server.", least=1, most=validators.PORT_MAX)
     smtp_security: EmailSecurity = setting(
-        EmailSecurity.TLS, "Encryption of SMTP: `tls`, `starttls`, or `none` for a server on this machine."
+        EmailSecurity.TLS,
+        "Encryption of the SMTP connection: `tls`, `starttls`, or `none` (only for a server on this machine).",
     )
-    ca_bundle: str = setting("", "File with certificates to trust instead of those of the system.")
-    mailbox: str = setting("INBOX", "Mailbox (mail folder) to read.", check=check_one_line)
+    ca_bundle: str = setting(
+        "", "File with CA certificates to trust instead of those of the system. Default: those of the system."
+    )
+    mailbox: str = setting("INBOX", "Mailbox (mail folder) from which email is read.", check=check_one_line)
     authserv_id: str = setting(
         "",
-        "Name of the receiving server in the `Authentication-Results` header, which says who sent an email. "
-        "Empty: no sender is verified, and no email counts as written by the owner.",
+        "Name of your provider's server at the beginning of the header `Authentication-Results`. This header is used "
+        "to verify the sender of an email. Empty: no sender is verified, not even the owner.",
         check=check_one_line,
         example="mx.example.org",
     )
     poll_s: float = setting(
-        60.0, "Time between checks for new email if the server does not support IDLE, in seconds.", least=1, most=3600
+        60.0,
+        "Time between checks for new email if the IMAP server does not support IDLE, in seconds.",
+        least=1,
+        most=3600,
     )
     idle_s: float = setting(300.0, "Maximum duration of one IDLE command, in seconds.", least=1, most=1680)
-    answer_timeout_s: float = setting(60.0, "Maximum time for an answer of a server, in seconds.", least=1, most=600)
+    answer_timeout_s: float = setting(
+        60.0, "Maximum time for an answer of the IMAP or SMTP server, in seconds.", least=1, most=600
+    )
     email_bytes_max: int = setting(
         25 * MIB,
-        "Maximum size of an email, in bytes. Only the beginning of a larger email is read, without its files.",
+        "Maximum size of an email, in bytes. Of a larger email, only the beginning is read, without attachments.",
         least=64 * 1024,
         most=100 * MIB,
     )
     emails_per_hour: int = setting(
         30,
-        "Maximum number of emails per hour from one address. Further emails count as automatic and are not answered.",
+        "Maximum number of emails per hour from one address. Further emails are treated as automatic and not answered.",
         least=1,
         most=10_000,
     )

@@ -1,7 +1,8 @@
 """A small client for SMTP submission. It sends one email per connection.
 
-It reports whether a failed email was certainly not accepted. Before the final dot is sent, the server cannot have
-accepted the email. After that, the result is unknown until the server answers.
+After a failure, the caller can see whether the server may have accepted the email. Before the final
+dot is sent, it cannot have accepted the email. After that, the result is unknown until the server
+answers.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SmtpReply(Struct, frozen=True, kw_only=True):
 
 
 class SmtpRefused(Exception):
-    """The SMTP server refused a command before it could accept the email, so it accepted nothing."""
+    """The SMTP server refused a command or the email, so it certainly did not accept the email."""
 
     def __init__(self, stage: str, reply: SmtpReply | None, server_text: str = "") -> None:
         super().__init__(f"the server refused {stage}: {reply.text if reply else server_text}")
@@ -168,11 +169,11 @@ class SmtpClient:
             if reply.code != 334:
                 raise SmtpRefused("the login", reply)
             await self._connection.send((left.pop(0) if left else b"") + b"\r\n")
-        raise SmtpRefused("the login", None, "the login does not end")
+        raise SmtpRefused("the login", None, "the server keeps asking for login data")
 
     async def _run_command(self, command: bytes, *, stage: str, expected: int = 2) -> SmtpReply:
         if any(byte in b"\r\n\0" for byte in command):
-            raise SmtpRefused(stage, None, "it would be more than one command")
+            raise SmtpRefused(stage, None, "it has a line break or a NUL character")
         await self._connection.send(command + b"\r\n")
         reply = await self._read_reply()
         if reply.code // 100 != expected:

@@ -30,7 +30,7 @@ PLATFORM = Platform(
         ),
     ),
     next_steps=(
-        "Mention its nick in one of its channels, or send it a private message.",
+        "Mention the agent's nick in a channel that it joined, or send it a private message.",
         "Give access by account where the network has accounts: a nick is not proof of identity.",
     ),
 )

@@ -1,7 +1,7 @@
-"""Handles names on IRC: compares them, identifies users by them, and checks whether a name can be written to.
+"""Compares names on IRC, and builds and parses the ids of users.
 
-Anyone can take a free nick. If the server vouches for an account, the account identifies the user. Otherwise a user
-counts as the same only while all of `nick!user@host` is the same.
+Anyone can take a nick that is not in use. If the server reports the account of a user, the account
+identifies the user. Otherwise a user counts as the same only while `nick!user@host` stays the same.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _parse_limit(text: str, default: int) -> int:
 
 
 class IrcUser(Struct, frozen=True, kw_only=True):
-    """The user of a private channel: an account, or exactly one nick with one user and host."""
+    """The user of a private channel: an account, or a nick with its user and host."""
 
     nick: str = ""
     user_at_host: str = ""
@@ -93,9 +93,9 @@ class IrcUser(Struct, frozen=True, kw_only=True):
 
 
 def make_user_id(source: str, account: str, features: IrcServerFeatures) -> str:
-    """Return the id of a user: the account if the server vouches for one, or else `nick!user@host`.
+    """Return the id of a user: the account if the server reports one, or else `nick!user@host`.
 
-    The latter proves nothing.
+    Only an account proves who the user is.
     """
     return features.fold(f"{ACCOUNT_PREFIX}{account}" if account else source)
 

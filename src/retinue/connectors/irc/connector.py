@@ -60,14 +60,14 @@ class IrcConnector:
         self._delivery_lock = asyncio.Lock()
         self._client: IrcClient | None = None
         self._connected = asyncio.Event()
-        # survives a reconnect: a message that was read is passed until it is accepted
+        # kept during a reconnect: each message that was read is passed again until it is accepted
         self._pending: deque[InboundMessage] = deque()
         self._pending_changed = asyncio.Event()
         self._nicks: dict[str, str] = {}  # the nick that an account last used
 
     @property
     def capabilities(self) -> ConnectorCapabilities:
-        """What the server can do.
+        """The capabilities of this connector.
 
         The maximum length of a text depends on the bot's prefix, which the server may change.
         """
@@ -97,7 +97,7 @@ class IrcConnector:
         while True:
             while self._pending:
                 await self._accept_with_retry(self._pending[0], accept)
-                self._pending.popleft()  # only after it was accepted: until then it is passed again
+                self._pending.popleft()  # only after the message was accepted: until then it is passed again
                 self._pending_changed.set()
             self._pending_changed.clear()
             await self._pending_changed.wait()
@@ -238,7 +238,7 @@ class IrcConnector:
             before = client.messages_received
             await self._clock.sleep(self._settings.ping_after_s)
             if client.fold(client.nick) != client.fold(client.wanted_nick):
-                client.transport.write(encode_message("NICK", client.wanted_nick))  # its other user may have left
+                client.transport.write(encode_message("NICK", client.wanted_nick))  # it may be free now
             if client.messages_received != before or len(self._pending) >= PENDING_MAX:
                 continue  # it is alive, or we do not read at the moment
             client.transport.write(encode_message("PING", trailing=client.token))
@@ -346,7 +346,7 @@ class IrcConnector:
                 self._clock, self._settings.answer_timeout_s, client.wait_while_connected(inquiry.answered)
             )
         except (IrcConnectionBroke, TimeoutError):
-            raise DeliveryFailed("the server did not say who uses this nick") from None
+            raise DeliveryFailed("the IRC server did not report who uses this nick") from None
         finally:
             client.pending_whois = None
         fold = client.fold

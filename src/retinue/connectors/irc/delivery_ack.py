@@ -1,7 +1,8 @@
 """Proves that an IRC server accepted the lines of a delivery.
 
-IRC has no receipts, but a server processes a connection in order. So its answer to a PING sent after the lines proves
-that it has read them. Any error about the lines arrives before that answer.
+IRC has no receipts, but a server processes the commands of a connection in order. So if it answers a
+PING that was sent after the lines, it has processed the lines. Any error about the lines arrives
+before that answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A registered connection to an IRC server: handles the server's messages."""
+"""A registered connection to an IRC server, which handles the messages of the server."""
 
 from __future__ import annotations
 

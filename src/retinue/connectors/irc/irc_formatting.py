@@ -1,4 +1,4 @@
-"""Removes colors from received IRC text, and splits text to send into lines."""
+"""Removes color codes from received IRC texts, and splits outbound texts into lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_ctcp(text: str) -> tuple[str, str] | None:
 
 
 def text_bytes_max(prefix: str, features: IrcServerFeatures, *, target: str | None = None) -> int:
-    """Return how many bytes of text fit into one line when the server relays the line with the bot's prefix.
+    """Return how many bytes of text fit into one line. The server sends the line to others with the bot's prefix.
 
     Before the prefix is known, its maximum length is assumed.
     """

@@ -1,4 +1,4 @@
-"""Converts IRC messages to inbound messages. Pure: a message in, an `InboundMessage` or None out."""
+"""Converts IRC messages to inbound messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _get_text(message: IrcMessage) -> str | None:
 
 
 def _build_user(message: IrcMessage, granted: frozenset[str], features: IrcServerFeatures) -> PlatformUser:
-    # Trusted for this message only. With a remembered mapping from nick to account, one missed nick
+    # The account is used for this message only. If it were remembered for the nick, one missed nick
     # change would give a stranger the id of a known user.
     account_tag = message.tags.get("account", "") if ACCOUNT_TAG in granted else ""
     account = "" if account_tag == "*" else account_tag

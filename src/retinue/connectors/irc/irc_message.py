@@ -1,6 +1,7 @@
 """Parses and encodes IRC messages: tags, source, command and parameters.
 
-The parser is tolerant and the encoder strict: no text can become a second line.
+The parser is tolerant, and the encoder is strict: a text with a line break cannot become a second
+command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The connection to an IRC server: rate-limited writes, parsed reads, and a timeout for every wait."""
+"""The connection to an IRC server: reads and writes lines, and limits the rate of lines sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def wait_within(clock: Clock, seconds: float, awaitable: Awaitable[T]) -> T:
-    """Await `awaitable`. Raises `TimeoutError` after `seconds` of the given clock."""
+    """Await `awaitable`. Raises `TimeoutError` after this many seconds by the given clock."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
         take_back = clock.call_later(seconds, lambda: limit.reschedule(loop.time()))

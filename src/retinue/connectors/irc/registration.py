@@ -1,6 +1,7 @@
-"""Registers an IRC connection: the exchange from the first line sent to the end of the MOTD.
+"""Registers an IRC connection: negotiates capabilities, logs in and chooses a nick.
 
-Pure: messages in, lines out, or `ConnectionLost` with advice for the owner.
+Registration lasts until the end of the server's message of the day (MOTD). The code does no I/O: it
+gets the server's messages, and returns the lines to send or raises `ConnectionLost`.
 """
 
 from __future__ import annotations

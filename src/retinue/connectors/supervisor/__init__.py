@@ -1,1 +1,1 @@
-"""Starts connectors, watches their health and keeps their state."""
+"""Starts connectors, restarts them after failures, and reports their health."""

@@ -1,4 +1,4 @@
-"""The health of a connector, and the back-off after its connection broke. Pure."""
+"""The health of a connector, and the back-off delay after its connection broke."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ConnectionStatus(StrEnum):
 
     OFF = "off"  # disabled by the settings
     FAILED = "failed"  # there is no connector: it could not be created
-    CONNECTING = "connecting"  # also after a break; the result is not known yet
+    CONNECTING = "connecting"  # for the first time or again; the result is not known yet
     LISTENING = "listening"
-    WAITING = "waiting"  # the connection broke and is retried after a delay
-    NEEDS_OWNER = "needs_owner"  # the connection broke, and waiting does not help
+    WAITING = "waiting"  # the connection broke, and the server reconnects after a delay
+    NEEDS_OWNER = "needs_owner"  # the connection broke, and only the owner can solve the problem
 
 
 class ConnectorHealth(Struct, frozen=True, kw_only=True):
@@ -54,8 +54,8 @@ def reconnect_delay_s(
 ) -> float:
     """Return the delay before the next attempt to connect, after this many consecutive failures.
 
-    `random_share` is from 0 to 1. The delay is never shorter than the platform requested. It has jitter, so that
-    clients that were disconnected together do not reconnect together.
+    `random_share` is from 0 to 1, for jitter: clients that were disconnected together must not
+    reconnect together. The delay is at least the one that the platform requested, up to an hour.
     """
     longest = BACKOFF_FIRST_S * 2 ** min(max(failures - 1, 0), _DOUBLINGS_MAX)
     own = NEEDS_OWNER_RETRY_S if needs_owner else min(longest, BACKOFF_MAX_S)

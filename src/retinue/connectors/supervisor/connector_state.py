@@ -1,6 +1,6 @@
 """The key-value state of each connector in the store.
 
-The keys belong to the connector's name, so two connectors of one platform never share them.
+Keys are stored per connector name, so two connectors of one platform do not share them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Creates every connector from the settings and keeps it listening.
 
-A connector that stops unnoticed loses messages. So each connector has a task that restarts it whenever it ends, and a
-status that can be read at any time.
+A connector that stops unnoticed loses messages. So each connector has a task that calls its `listen`
+again whenever it ends, and a status that can be read at any time.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ AcceptInbound = Callable[[str, InboundMessage], Awaitable[Receipt | None]]
 """Accepts a message that the connector with this name received."""
 
 AlertOwner = Callable[[str, ConnectionLost, int], Awaitable[None]]
-"""Alerts the owner that a connector needs them, once per problem. The last argument is the time
-when the problem began, in milliseconds."""
+"""Notifies the owner, once per problem, that a connector has a problem that only the owner can solve.
+The last argument is the time when the problem began, in Unix milliseconds."""
 
 
 async def ignore_alert(_instance: str, _lost: ConnectionLost, _at_ms: int) -> None: ...
@@ -138,10 +138,11 @@ class ConnectorSupervisor:
     async def sync(self, wanted: Mapping[str, ConnectorSettings]) -> None:
         """Create, start and stop connectors until they match the settings. Unchanged connectors keep running.
 
-        If a plugin provides a ready-made connector under a name in the settings, the settings win.
+        If a plugin provides a ready-made connector whose name is also in the settings, the settings
+        take precedence.
         """
         async with self._sync_lock:
-            if self._is_stopped:  # remaining deliveries use the connectors that are here
+            if self._is_stopped:  # the last deliveries still use the current connectors
                 return
             # A plugin cannot replace the server's own connectors, nor remove them when it is
             # unloaded.
@@ -453,7 +454,7 @@ class ConnectorSupervisor:
         return await _run_check(connector)
 
     async def retry_poison_message(self, id_: str) -> Receipt | None:
-        """Accept a poison message as if it had just arrived. If it fails again, raise the error."""
+        """Process a poison message again, as if it had just arrived. Raises the error if it fails again."""
         instance, incoming = await self._poison_messages.get(id_)
         receipt = await self._services.accept(instance, incoming)
         await self._poison_messages.close(id_, is_done=True)
@@ -514,10 +515,10 @@ async def _run_check(connector: Connector) -> ConnectorCheckResult:
 
 
 class _UnavailableConnector:
-    """Takes the place of a connector that could not be created or is not ready yet.
+    """Takes the place of a connector that could not be created or is being restarted.
 
-    Envelopes for it wait for a while, as if the connection were down. Unless `repeats_safely` is known, a delivery that
-    a crash interrupted counts as not safe to repeat.
+    Its deliveries fail temporarily, so envelopes wait for a while, as if the connection were down. By
+    default, a delivery that a crash interrupted is not repeated, because that may not be safe.
     """
 
     attempts_max = REMOTE_ATTEMPTS_MAX
@@ -541,9 +542,9 @@ class _UnavailableConnector:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return a text about an error that may be shown.
+    """Return a description of an error that is safe to show.
 
-    An unknown error may contain anything, so only its class is named.
+    The text of an unexpected error may contain anything, so only its class is shown.
     """
     if isinstance(error, RetinueError):
         return ": ".join(part for part in (error.sentence, error.because) if part)[:ERROR_CHARS_MAX]

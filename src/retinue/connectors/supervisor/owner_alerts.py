@@ -22,7 +22,7 @@ class OwnerAlerts:
     async def send(self, connector_name: str, lost: ConnectionLost, began_ms: int) -> None:
         """Send an alert.
 
-        The idempotency key contains the start of the problem, so a repeated alert is the same envelope.
+        The idempotency key contains the time when the problem began, so an alert is sent only once.
         """
         lines = [f"The connector '{connector_name}' needs your help: {lost.sentence}."]
         lines += [f"because: {lost.because}"] if lost.because else []

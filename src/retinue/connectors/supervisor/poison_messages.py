@@ -24,12 +24,12 @@ from retinue.text.quantity import format_quantity
 log = logging.getLogger(__name__)
 
 NEEDS_OWNER_KEY = "server/trouble"
-"""The server's own key in the state of a connector: since when it needs its owner. The value is stored, so it must not
-change: the owner would be notified again after an upgrade."""
+"""Key in the state of a connector, for the time since which the connector has needed its owner. Do not
+change the key: the owner would be notified again after an upgrade."""
 
 
 class _StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A poison message as stored. Its files are not stored: the platform has them, but may not offer them again."""
+    """A poison message as stored. Its files are not stored, so they are missing when the message is retried."""
 
     room: str
     message_id: str
@@ -98,9 +98,9 @@ class PoisonMessages:
             raise PoisonMessageNotFound(id_)
 
     async def mark_needs_owner(self, connector_name: str, *, is_new: bool) -> int:
-        """Return since when a connector has needed its owner, in milliseconds.
+        """Return the time since which a connector has needed its owner, in Unix milliseconds.
 
-        If no time is stored, or with `is_new`, store the current time first.
+        If no time is stored, or with `is_new`, store and return the current time.
         """
         now_ms = to_ms(self._clock.now())
 

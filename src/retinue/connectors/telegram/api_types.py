@@ -1,7 +1,7 @@
 """Types of the Bot API: only the fields that the connector uses, each with a default if it may be missing.
 
-An update that does not match these types is of an unknown kind. `updates.parse_update` decodes each update separately,
-so such an update does not affect the others.
+`updates.parse_update` decodes each update separately, so an update that does not match these types
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TextQuote(Struct, frozen=True, kw_only=True):
 
 
 class AnyObject(Struct, frozen=True):
-    """An object of the Bot API whose content does not matter, only that it is present."""
+    """An object of the Bot API. Only its presence matters, so its fields are not decoded."""
 
 
 class TelegramMessage(Struct, frozen=True, kw_only=True):

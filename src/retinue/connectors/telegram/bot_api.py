@@ -110,7 +110,7 @@ class BotApi:
 
     @asynccontextmanager
     async def http_session(self) -> AsyncGenerator[aiohttp.ClientSession]:
-        """The shared HTTP session. It is closed when its last user is done."""
+        """Open the shared HTTP session, or use it if it is open. The last caller to leave the context closes it."""
         if self._session is None:
             self._session = self._open_session()
         session = self._session

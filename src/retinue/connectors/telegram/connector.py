@@ -160,9 +160,9 @@ class TelegramConnector:
         return offset
 
     async def _note_migration(self, incoming: InboundMessage) -> None:
-        """Store the new id of a group before the server accepts the message about it.
+        """Store the new id of a group, before the server accepts the message that reports the new id.
 
-        From then on, messages for the old id go to the new id.
+        From then on, messages for the old id are sent to the new id.
         """
         if incoming.kind is InboundKind.MOVED:
             await self._store_migration(int(incoming.room), int(incoming.text))
@@ -237,7 +237,7 @@ class TelegramConnector:
     ) -> str:
         """Send a request, and return the message id.
 
-        A refusal means that nothing was sent, so the request is sent again with simpler options.
+        If Telegram refuses the request, nothing was sent, so it is sent again with simpler options.
         """
         chat, topic = await self._resolve_channel(channel)
         manner = TelegramSendOptions(
@@ -366,7 +366,7 @@ class TelegramConnector:
             return ""  # polling will report it
 
     def _get_api(self) -> BotApi:
-        """Return the client for the current token. A new token does not end calls that use the old one."""
+        """Return the client for the current token. If the token changes, calls with the old token continue."""
         try:
             token = self._context.read_secret("token").strip()
         except Invalid as error:

@@ -15,14 +15,14 @@ from retinue.connectors.telegram.bot_api import (
 CONFLICT_S_FIRST = 2.0
 CONFLICT_GROWTH = 1.8
 CONFLICT_S_MAX = 30.0
-CONFLICT_JITTER = 0.25  # in both directions: two servers that compete for one bot should not stay in step
+CONFLICT_JITTER = 0.25  # added or subtracted, so that two servers with the same bot do not retry at the same time
 
 _UNKNOWN_CHAT_TEXTS = ("chat not found", "thread not found", "topic_closed", "topic_deleted", "peer_id_invalid")
 _TOO_LARGE_TEXTS = ("too long", "too big", "too large")
 
 
 class TelegramTokenRejected(ConnectionLost):
-    """Telegram refused the bot's token, or the text is not a token."""
+    """Telegram refused the bot's token, or the configured value is not a token."""
 
     code = "connector.token_rejected"
 
@@ -91,7 +91,11 @@ def _classify_refusal(refused: TelegramRefused) -> tuple[FailureKind, bool, str]
                 "get a new token from @BotFather, then: retinue connector test NAME",
             )
         case 403:
-            return FailureKind.INVALID_SENDER, True, "ask them to write to the bot first, or to add it to the group"
+            return (
+                FailureKind.INVALID_SENDER,
+                True,
+                "ask the recipient to write to the bot first, or to add it to the group",
+            )
         case 413:
             return FailureKind.TOO_LARGE, True, "send less in one message"
         case 429:

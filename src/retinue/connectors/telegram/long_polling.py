@@ -1,7 +1,7 @@
 """Receives updates by long polling. The offset advances only past updates that the server has accepted.
 
-While the server is still processing a message (a long download, or coalescing), polling continues from the same offset.
-That confirms nothing, and messages in other channels do not wait.
+While the server is still processing a message (for example a long download), polling continues from
+the same offset. So the message is not confirmed yet, but messages in other channels do not wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 UpdateBatch = Sequence[TelegramUpdate | UndecodedUpdate]
 GetUpdates = Callable[[int | None, int], Awaitable[UpdateBatch]]
-"""Requests updates from an offset on. The second argument is the maximum time to wait for them, in seconds."""
+"""Requests updates, beginning at an offset. The second argument is the maximum time to wait, in seconds."""
 
 
 class PolledMessage(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class _EarlierMessageFailed(Exception):
 
 
 async def get_updates(api: BotApi, offset: int | None, *, poll_s: int) -> UpdateBatch:
-    """Return the updates from an offset on, at most one hundred. The request confirms all earlier updates."""
+    """Return at most 100 updates, beginning at the offset. The request confirms all earlier updates."""
     arguments: dict[str, object] = {
         "timeout": poll_s,
         "limit": UPDATES_MAX,
@@ -61,7 +61,7 @@ async def get_updates(api: BotApi, offset: int | None, *, poll_s: int) -> Update
 
 
 class LongPoller:
-    """Polls one connection and passes messages to the server, from the first request until the connection breaks."""
+    """Polls Telegram and passes the messages to the server, until the connection breaks."""
 
     def __init__(
         self,
@@ -165,8 +165,8 @@ class LongPoller:
     async def _stop_failed_channels(self, failed: Sequence[asyncio.Task[None]]) -> None:
         """Stop accepting messages after a failure.
 
-        No message may overtake the failed message in its channel. Tasks of other channels may finish, so that one
-        message that always fails does not block them forever.
+        No message may overtake the failed message in its channel. Tasks of other channels may finish, so
+        that a message that always fails does not block the other channels forever.
         """
         rooms = {each.get_name() for each in failed}
         others: set[asyncio.Task[None]] = set()
@@ -196,7 +196,7 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
 
 
 def _find_cause(failed: Sequence[asyncio.Task[None]]) -> BaseException:
-    """Return the error that the server raised, instead of an error that only followed from it."""
+    """Return the error that the server raised, not an error of a later message that had to wait."""
     for each in failed:
         if (
             not each.cancelled()

@@ -1,7 +1,7 @@
-"""Builds one Bot API call from a delivery part, and chooses simpler options after a refusal. Pure.
+"""Builds one Bot API call from a delivery part, and chooses simpler options after a refusal.
 
-One part is always one call. With two calls the second could fail after the first had arrived, and a retry would
-duplicate the first.
+One part is always one call. With two calls, the second could fail after the first had succeeded, and
+a retry would send the first again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Stores the position in a bot's updates.
+"""The stored position in a bot's updates.
 
-The position is valid for one bot and for about a week: after that Telegram may restart its numbering, and an old offset
-could skip updates. Without an offset Telegram sends every unconfirmed update, so a lost offset loses no updates.
+The position is valid for one bot and for about a week: after that, Telegram may restart its
+numbering, and an old offset could skip updates. Without an offset, Telegram sends every unconfirmed
+update, so a lost offset loses no updates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Converts Markdown to the HTML subset of Telegram, in one pass. The output is always well-formed.
+"""Converts Markdown to the HTML subset that Telegram accepts, in one pass. The output is always well-formed.
 
-An unclosed mark, a literal tag or an invalid link stays as it was written.
+Emphasis that is not closed, invalid links and HTML tags in the input are kept as plain text.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _convert_inline(text: str) -> str:
 class _InlineConverter:
     """Converts inline marks such as `**`. An opening mark stays literal until its closing mark is found.
 
-    Then both become tags. All marks opened in between stay literal, so that tags never overlap.
+    Then both marks become tags. Marks that were opened in between and not closed stay literal, so
+    that tags never overlap.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Converts Telegram updates to inbound messages. Pure: an update in, a message or None out.
+"""Converts Telegram updates to inbound messages.
 
-Ids never change. Users and groups can change their names at any time.
+Users are identified by their ids, because they can change their names at any time.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _convert_reaction(reaction: MessageReaction, update_id: int) -> InboundMessa
 def _convert_migration(message: TelegramMessage) -> InboundMessage | None:
     """Convert the report that a group became a supergroup, which has a new id.
 
-    Both chats report it. The equal message id makes the two reports one message.
+    Both chats report it. Both reports get the same message id, so they are processed as one message.
     """
     if message.migrate_to_chat_id is not None:
         old, new = message.chat.id, message.migrate_to_chat_id
@@ -198,7 +198,8 @@ def _convert_migration(message: TelegramMessage) -> InboundMessage | None:
 def _build_user(user: TelegramUser | None, chat: TelegramChat | None, *, is_bot: bool = False) -> PlatformUser:
     """Return the author of a message.
 
-    A message in the name of a chat also has a placeholder user, so the chat counts as the author.
+    If a message was sent in the name of a chat, the chat is its author, and its user is only a
+    placeholder.
     """
     if chat is not None:
         return PlatformUser(id=str(chat.id), name=_one_line(chat.name), username=chat.username, is_program=is_bot)

@@ -78,7 +78,7 @@ class WebhookConnector:
         return self._read_secret("secret")
 
     def make_wrapper_id(self, key: str) -> str:
-        """Return the id in the markers that wrap the text of a request.
+        """Return the id in the markers around the untrusted text of a request.
 
         A repeated request gets the same id. The id cannot be guessed without the secret.
         """

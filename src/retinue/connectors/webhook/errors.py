@@ -35,7 +35,7 @@ class WebhookTemplateFailed(Invalid):
 
 
 class WebhookPathNotFound(NotFound):
-    """The webhook connector serves no such path."""
+    """No mapping or kind of the webhook connector has the path of the request."""
 
     code = "webhook.path_not_found"
 

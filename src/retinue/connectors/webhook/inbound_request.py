@@ -1,6 +1,6 @@
-"""Parses an inbound webhook request from its path and body. Pure.
+"""Parses an inbound webhook request from its path and body.
 
-Only the signature was verified, so nothing in the request is trusted.
+The signature proves who sent the request. Its content is untrusted, so every field is checked here.
 """
 
 from __future__ import annotations

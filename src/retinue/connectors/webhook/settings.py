@@ -1,5 +1,4 @@
-"""Settings of a webhook connector: how requests are verified, what they may ask for, and where
-answers go."""
+"""Settings of a webhook connector: how requests are verified, what they may ask for, and where answers are sent."""
 
 from __future__ import annotations
 
@@ -50,21 +49,28 @@ class WebhookMapping:
     path: str = setting("", "Last part of the URL /hooks/CONNECTOR/PATH. Default: the name of the mapping.")
     match: Mapping[str, str] = setting(
         cast("Mapping[str, str]", {}),
-        "Conditions: a path in the request, such as `payload.action`, and a glob that its value must match.",
+        "Conditions for requests: paths such as `payload.action`, each with a glob that the value there must match.",
         effect=SettingEffect.MESSAGE,
     )
-    kind: WebhookKind = setting(WebhookKind.AGENT, "Kind of message: `agent` or `wake`.", effect=SettingEffect.MESSAGE)
+    kind: WebhookKind = setting(
+        WebhookKind.AGENT,
+        "Kind of the message: for a separate session of the agent (`agent`), or for the owner's last session (`wake`).",
+        effect=SettingEffect.MESSAGE,
+    )
     text: str = setting(
         "",
-        "Template of the text.",
+        "Template of the message's text.",
         effect=SettingEffect.MESSAGE,
         check=check_template_length,
         example="{{ payload.sender.login }} opened {{ payload.issue.title }}",
     )
-    name: str = setting("", "Template of the sender name.", effect=SettingEffect.MESSAGE, check=check_template_length)
+    name: str = setting(
+        "", "Template of the name of the sender.", effect=SettingEffect.MESSAGE, check=check_template_length
+    )
     session: str = setting(
         "",
-        "Template of the session. Requests with the same result share a session. Default: a new session for each.",
+        "Template of the session's name. Requests with the same result share a session. Default: a new session for "
+        "each request.",
         effect=SettingEffect.MESSAGE,
         check=check_template_length,
         example="{{ payload.repository.full_name }}",
@@ -72,8 +78,12 @@ class WebhookMapping:
     agent: str | None = setting(
         None, "Agent that gets the message. Default: the agent of the connector.", check=validators.check_agent_name
     )
-    mode: WakeMode = setting(WakeMode.NOW, "When a `wake` is read: `now` or `next-heartbeat`.")
-    deliver_to: str = setting("", "Address for the answer, or `none`. Default: the connector's `deliver_to`.")
+    mode: WakeMode = setting(
+        WakeMode.NOW, "When the agent reads a message of the kind `wake`: `now`, or at the `next-heartbeat`."
+    )
+    deliver_to: str = setting(
+        "", "Address to which the answer is sent, or `none`. Default: the connector's `deliver_to`."
+    )
     model: str | None = setting(None, "Model of the run. Default: the model of the agent.")
     thinking: str | None = setting(None, "Reasoning effort of the run. Default: the effort of the agent.")
     timeout_s: float | None = setting(
@@ -83,73 +93,82 @@ class WebhookMapping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """Webhooks: requests that arrive at /hooks/CONNECTOR/..., and messages that are posted as signed requests."""
+    """Webhooks: inbound requests to /hooks/CONNECTOR/..., and outbound messages as signed requests."""
 
     secret_env: str = setting(
-        "", "Environment variable with the shared secret. Without a secret, nothing is received or sent."
+        "",
+        "Name of the environment variable that contains the shared secret. Without a secret, nothing is received or "
+        "sent.",
     )
-    secret_file: str = setting("", "File with the shared secret.")
+    secret_file: str = setting("", "File that contains only the shared secret.")
     signature_scheme: SignatureScheme = setting(
         SignatureScheme.STANDARD,
-        "Signature scheme of requests: `standard`, `github`, `stripe` or `token`.",
+        "How requests prove that they come from you: signed as in Standard Webhooks (`standard`), as by GitHub "
+        "(`github`) or Stripe (`stripe`), or with the secret as a bearer token (`token`).",
     )
     agent: str | None = setting(
         None,
-        "Agent for requests that name no agent. Default: the default agent of the server.",
+        "Agent that gets the message if a request names no agent. Default: the default agent of the server.",
         check=validators.check_agent_name,
     )
     agents: tuple[str, ...] = setting(
         (),
-        "Agents that a request may name, as globs. Default: only `agent`.",
+        "Agents that a request may name, as globs. Default: only the agent set in `agent`.",
         effect=SettingEffect.MESSAGE,
         example="ada",
     )
     kinds: tuple[WebhookKind, ...] = setting(
         (WebhookKind.WAKE, WebhookKind.AGENT),
-        "Kinds of messages that requests may send directly, to /wake and /agent. Mappings are not limited.",
+        "Which paths accept requests: /wake (`wake`) and /agent (`agent`). This does not limit the paths of mappings.",
         effect=SettingEffect.MESSAGE,
     )
     mappings: Mapping[str, WebhookMapping] = field(default_factory=dict[str, WebhookMapping])
     deliver_to: str = setting(
         "",
-        "Address for answers, or `none`. Default: `url`, or the owner if `url` is not set.",
+        "Address to which answers are sent, or `none`. Default: `url`, or the owner if `url` is not set.",
         effect=SettingEffect.MESSAGE,
         example="channel:telegram:42",
     )
     deliver_to_allow: tuple[str, ...] = setting(
         (),
-        "Addresses that a request may choose for its answer, as globs.",
+        "Addresses that a request may choose for its answer, as globs. Default: none.",
         effect=SettingEffect.MESSAGE,
         example="channel:telegram:*",
     )
     trusted: bool = setting(
         False,
-        "Whether the text of requests counts as private instead of untrusted. Anyone who can write into a request can "
-        "then instruct your agents.",
+        "Whether the text of requests gets the trust level `private` instead of `untrusted`. If it does, anyone who "
+        "can put text into a request can instruct your agents.",
         effect=SettingEffect.MESSAGE,
     )
     body_bytes_max: int = setting(
         ENVELOPE_TEXT_BYTES_MAX,
-        "Maximum size of a request body, in bytes.",
+        "Maximum size of the body of an inbound request, in bytes.",
         effect=SettingEffect.MESSAGE,
         least=64,
         most=ENVELOPE_TEXT_BYTES_MAX,
     )
     requests_per_minute: int = setting(
-        60, "Maximum number of requests per minute.", effect=SettingEffect.MESSAGE, least=1, most=100_000
+        60,
+        "Maximum number of inbound requests to this connector per minute, from all senders together.",
+        effect=SettingEffect.MESSAGE,
+        least=1,
+        most=100_000,
     )
     url: str | None = setting(
         None,
-        "URL to which messages for channel:CONNECTOR:CHANNEL are posted, as signed requests. Default: no messages are "
+        "URL to which messages for channel:CONNECTOR:CHANNEL are sent, as signed POST requests. Default: none are "
         "sent.",
         check=validators.check_public_url,
         example="https://example.com/from-retinue",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts to which requests are allowed although they are in your own network or use ports other than 80 and "
-        "443, as HOST:PORT.",
+        "Hosts to which the connector may send requests although they are in your own network or use a port other than "
+        "80 and 443, as HOST:PORT.",
         check=check_host_and_port,
         example="127.0.0.1:9000",
     )
-    timeout_s: float = setting(10.0, "Maximum time for an answer, in seconds.", least=0.1, most=120)
+    timeout_s: float = setting(
+        10.0, "Maximum time for an answer to a request to `url`, in seconds.", least=0.1, most=120
+    )

@@ -20,7 +20,7 @@ from retinue.policy.access import ip_ranges
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
-RESPONSE_BYTES_MAX = 2_000  # of an error response: enough to see the cause
+RESPONSE_BYTES_MAX = 2_000  # size of an error response to read: enough to see the cause
 QUOTED_CHARS_MAX = 200
 RETRY_AFTER_DIGITS_MAX = 6
 PORTS = {"http": 80, "https": 443}
@@ -112,7 +112,7 @@ async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str]
 
 
 def build_delivery_failed(status: int, body: bytes, *, retry_after: str) -> DeliveryFailed:
-    """Return the delivery failure for a response whose status is not 2xx. Pure."""
+    """Return the delivery failure for a response whose status is not 2xx."""
     sentence = f"the webhook answered with HTTP {status}"
     if 300 <= status < 400:
         sentence += ", a redirect, which is not followed"

@@ -1,9 +1,9 @@
-"""Verifies signatures of inbound webhook requests and signs outbound requests. Pure.
+"""Verifies signatures of inbound webhook requests, and signs outbound requests.
 
-A signature is always over the exact bytes of the body. Verification also returns an idempotency key, so that a repeated
-request is the same envelope. If the scheme signs an id, the id is the key, or else the signed content. An id that is
-not signed could be changed to replay an old request as a new one. The scheme `token` signs nothing: its key is an
-optional header.
+A signature covers the exact bytes of the body. Verification also returns an idempotency key, so that
+a repeated request is stored only once. The key is an id that the scheme signs, or else the hash of
+the signed body. An attacker could change an unsigned id to replay an old request as a new one. The
+scheme `token` signs nothing: its key is the optional header `Idempotency-Key`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VERSION = "v1"
 class SignatureInvalid(Exception):
     """The request does not prove that its sender knows the shared secret.
 
-    The text tells the person who configures the sender why.
+    The message explains the reason to the person who configures the sender.
     """
 
 
@@ -114,12 +114,13 @@ def _verify_token(secret: str, headers: Mapping[str, str]) -> str:
 def _check_recent(at: str, header: str, now_s: float) -> None:
     if not is_recent(at, now_s=now_s):
         raise SignatureInvalid(
-            f"the time in the header {header} is missing, or differs by more than {SIGNATURE_AGE_MAX_S} s"
+            f"the time in the header {header} is missing, or differs from the current time by more than "
+            f"{SIGNATURE_AGE_MAX_S} s"
         )
 
 
 def _has_valid_signature(secret: str, signatures: list[str], expected: str) -> bool:
-    """Compare all signatures, even after a match, so that the time taken reveals nothing."""
+    """Whether one of the signatures is valid. All are compared, so that the time taken reveals nothing."""
     fitting = [each for each in signatures[:SIGNATURES_MAX] if signatures_match(secret, each, expected)]
     return bool(fitting)
 

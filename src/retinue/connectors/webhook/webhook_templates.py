@@ -1,8 +1,8 @@
 """Renders the owner's templates with untrusted request data. The data is never used as a template.
 
-The owner writes the template, but the sender controls the size of the output. So only filters and
-methods that cannot amplify their input are available. Lists are truncated, and rendering stops at
-the maximum size of an envelope's text.
+The owner writes the template, but the sender of a request controls the size of the output. So only
+filters and methods are available whose output is not much larger than their input. Lists are
+truncated, and rendering stops at the maximum size of an envelope's text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-ITEMS_MAX = 1_000  # of one list or table that a template sees
+ITEMS_MAX = 1_000  # items of one list or dict that a template can read
 DEPTH_MAX = 32
 TEMPLATES_MAX = 256  # cached
 
@@ -62,7 +62,7 @@ def render(text: str, values: Mapping[str, Any]) -> str:
 
 
 def limit_payload(value: Any, depth: int = DEPTH_MAX) -> Any:
-    """Limit the data that a template gets: the length of each list or table, and the depth."""
+    """Limit the data that a template gets: the length of each list or dict, and the depth."""
     match value:
         case dict():
             table = cast("dict[str, Any]", value)
@@ -121,7 +121,7 @@ def _build_environment() -> ImmutableSandboxedEnvironment:
             return None
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            """Allow only attributes of texts and tables that cannot amplify their input."""
+            """Allow only attributes of strings, lists and dicts that cannot produce output larger than their input."""
             if isinstance(obj, str | bytes | list | dict | int | float):
                 return attr in METHODS
             return super().is_safe_attribute(obj, attr, value)

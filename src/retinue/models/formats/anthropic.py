@@ -1,7 +1,8 @@
-"""Wire format of Anthropic's Messages API: contexts as content blocks, replies as a stream of blocks.
+"""Wire format of Anthropic's Messages API.
 
-Each record is encoded once, as the blocks it adds to a message. Roles and cache breakpoints are
-added around those bytes for each request.
+A context is encoded as content blocks, and a reply is a stream of content blocks. Each record is
+encoded once, as the blocks it adds to a message. Roles and cache breakpoints are added around those
+bytes for each request.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import msgspec
 from retinue.config.models import ProviderQuirk
 from retinue.domain.record import Record, RecordKind, Reply, ReplyPieceKind, StopReason, TextRecord, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import EncodedContextCache, ModelPrompt
+from retinue.models.base import ModelPrompt
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.error_classification import ErrorBody
 from retinue.models.formats.anthropic_reader import REDACTED_PREFIX, AnthropicReader
 from retinue.models.formats.file_parts import PDF, build_file_parts
@@ -88,9 +90,10 @@ class AnthropicFormat:
         return AnthropicReader(target.provider)
 
     def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
-        """Return a repair that omits the earlier thinking.
+        """Return a repair that omits the thinking of earlier replies, if the provider refused that thinking.
 
-        None if the settings in `params` say how a mismatch is handled.
+        None for other errors. None also if `params` in the settings has `thinking.block_binding`,
+        the provider's own option for this case.
         """
         words = error_body.message.lower()
         if not any(all(part in words for part in parts) for parts in _THINKING_REFUSALS):
@@ -106,7 +109,8 @@ class AnthropicFormat:
     def _encode_messages(self, prompt: ModelPrompt, target: ModelTarget, format_key: Hashable) -> list[bytes]:
         """Encode messages with alternating roles, and with cache breakpoints on the last two user messages.
 
-        The next request finds the older breakpoint where this request has its newer one.
+        The newer breakpoint of this request is the older one of the next request, which can then
+        read the cache.
         """
 
         def encode(record: Record) -> bytes:
@@ -163,10 +167,9 @@ def _build_settings(prompt: ModelPrompt, target: ModelTarget) -> dict[str, Any]:
 def _can_enable_thinking(records: Sequence[Record], target: ModelTarget) -> bool:
     """Whether thinking can be enabled for this request.
 
-    Between a call and its result, the reply with the call must begin with thinking.
-
-    Some replies do not: those of another provider, those from before thinking was enabled, and those whose thinking is
-    omitted. Thinking is possible again in the next turn.
+    If the last reply has tool calls, the provider requires that it begins with thinking. The reply
+    may have no thinking that can be sent back: another provider made it, thinking was off, or its
+    thinking is omitted. Then thinking stays off until there is a reply without calls.
     """
     last = next((record for record in reversed(records) if isinstance(record.body, Reply)), None)
     if last is None or not (reply := cast("Reply", last.body)).calls:
@@ -176,9 +179,9 @@ def _can_enable_thinking(records: Sequence[Record], target: ModelTarget) -> bool
 
 
 def _encode_head(instructions: str, tools: Sequence[ToolSpec], extra_tools: Sequence[Any]) -> bytes:
-    """Encode the instructions, and the tools after those from the settings.
+    """Encode the instructions and the tools: first the tools from the settings, then the agent's tools.
 
-    The provider reads tools first, so the cache breakpoint on the instructions covers both.
+    The provider reads tools first, so a cache breakpoint on the instructions covers both.
     """
     offered = b",".join(_encode(tool) for tool in [*extra_tools, *map(_build_tool, tools)])
     system = _encode_text(instructions) if instructions.strip() else b""
@@ -198,21 +201,21 @@ def _build_tool(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _ends_with_pause(records: Sequence[Record], provider: str) -> bool:
-    """Whether the provider paused its last reply, which it continues when that content is sent back."""
+    """Whether this provider paused the last reply. The provider continues the reply when it is sent back."""
     last = records[-1].body if records else None
     return isinstance(last, Reply) and last.stop is StopReason.PAUSED and last.provider == provider
 
 
 def _is_pause(record: Record) -> bool:
-    if type(record) is TextRecord:  # a plain record never is, and reading its body would decode it
+    if type(record) is TextRecord:  # a plain record is never a pause, and reading its body would decode it
         return False
     return isinstance(record.body, Reply) and record.body.stop is StopReason.PAUSED
 
 
 def _close_pauses(records: Sequence[Record], encoded: Sequence[bytes], target: ModelTarget) -> Sequence[bytes]:
-    """Remove the provider's own tool uses from replies that it paused and never continued.
+    """Remove the provider's own tool uses from replies that the provider paused and never continued.
 
-    It would wait for their results.
+    Otherwise the provider would expect the results of these tool uses.
     """
     left = [
         number
@@ -228,7 +231,7 @@ def _close_pauses(records: Sequence[Record], encoded: Sequence[bytes], target: M
 
 
 def _encode_record(record: Record, prompt: ModelPrompt, target: ModelTarget) -> bytes:
-    """Encode the blocks that a record adds to its message, comma-separated. May be empty."""
+    """Encode the content blocks of a record, separated by commas. Empty if the record has no content."""
     if words := get_record_text(record):
         return _encode_text(words) if words.strip() else b""
     match record.body:
@@ -256,7 +259,7 @@ _ROLE_TEMPLATES = RoleTemplates(
 
 
 class _MessageTurns(AlternatingTurns):
-    """Alternating turns of a session that also record whether the provider paused in any of them."""
+    """Alternating turns of a session. `has_pause` is true if the provider paused one of the replies."""
 
     def __init__(self) -> None:
         super().__init__(_ROLE_TEMPLATES)
@@ -300,7 +303,7 @@ def _encode_reply(reply: Reply, target: ModelTarget, seq: int, *, closed: bool =
 def _iterate_sendable(reply: Reply, target: ModelTarget, seq: int) -> Iterator[ReplyPart]:
     """Yield the parts of a reply that can be sent back.
 
-    The provider refuses blank text, and thinking without a signature that it made.
+    The provider refuses blank text, and thinking that it has not signed.
     """
     without_thoughts = seq <= target.omitted.thinking_until_seq
     for part in split_reply(reply, provider=target.provider):

@@ -177,7 +177,7 @@ class AnthropicReader:
             raise ReplyMalformed(self._provider, "an event of its stream cannot be read") from error
 
     def _is_unknown_type(self, data: bytes, known: frozenset[str]) -> bool:
-        """Whether an event or block is of a type that this reader ignores, so that an unexpected shape is no error."""
+        """Whether this reader ignores events or blocks of this type, so that their shape does not matter."""
         try:
             return _decode_type(data).type not in known
         except msgspec.DecodeError:
@@ -240,7 +240,7 @@ class AnthropicReader:
     def _add_usage(self, usage: _Usage | None) -> None:
         """Update the usage from an event.
 
-        Its counts are totals so far, and a missing count keeps its previous value.
+        The counts in an event are totals so far. If a count is missing, the previous one is kept.
         """
         if usage is None:
             return

@@ -1,7 +1,8 @@
-"""Wire format of Google's Gemini API: contexts as contents with parts, replies as a stream of candidates.
+"""Wire format of Google's Gemini API.
 
-Each record is encoded once, as the parts it adds to a content. Roles are added around those bytes
-for each request.
+A context is encoded as contents with parts, and a reply is a stream of candidates. Each record is
+encoded once, as the parts it adds to a content. Roles are added around those bytes for each
+request.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import msgspec
 from retinue.config.models import ProviderQuirk
 from retinue.domain.record import Record, Reply, ReplyPieceKind, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import EncodedContextCache, ModelPrompt
+from retinue.models.base import ModelPrompt
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.file_parts import build_file_parts
 from retinue.models.formats.google_reader import GoogleReader
 from retinue.models.formats.message_parts import ReplyPart, get_record_text, get_text_for_model, split_reply
@@ -79,8 +81,9 @@ class GoogleFormat:
 
 
 def _encode_settings(prompt: ModelPrompt, target: ModelTarget) -> bytes:
-    """Encode the limits of the reply and the parameters from the settings, as a JSON object without
-    its closing brace.
+    """Encode the reply limits, and the parameters from the settings, as an open JSON object.
+
+    The closing brace is left out, so that more fields can be added.
     """
     config: dict[str, Any] = {"maxOutputTokens": prompt.output_tokens_max}
     effort = check_effort(prompt.effort, target.facts)
@@ -126,7 +129,7 @@ def _build_declaration(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _encode_record(record: Record, prompt: ModelPrompt, target: ModelTarget) -> bytes:
-    """Encode the parts that a record adds to its content, comma-separated. May be empty."""
+    """Encode the parts of a record, separated by commas. Empty if the record has no content."""
     if words := get_record_text(record):
         return _encode_text(words)
     match record.body:
@@ -172,9 +175,10 @@ def _build_user_parts(turn: UserTurn, prompt: ModelPrompt, target: ModelTarget) 
 
 
 def _encode_reply(reply: Reply, target: ModelTarget) -> Iterator[bytes]:
-    """Yield the encoded parts of a reply as they came, with their signatures.
+    """Yield the encoded parts of a reply in order, with their signatures.
 
-    If no call has a signature, the first call gets a placeholder.
+    If no call is signed, the first call may get a placeholder, because newer models refuse unsigned
+    calls.
     """
     own = reply.provider == target.provider
     sent = list(split_reply(reply, provider=target.provider))
@@ -191,9 +195,9 @@ def _encode_reply(reply: Reply, target: ModelTarget) -> Iterator[bytes]:
 
 
 def _build_part(part: ReplyPart) -> dict[str, Any]:
-    """Build the request object for a part of a reply.
+    """Build the request object for a part of a reply. It is empty if there is nothing to send back.
 
-    Empty if there is nothing to send back. Unsigned thinking is only a summary, and is not sent back.
+    Thinking without a signature is only a summary, so it is not sent back.
     """
     seal = {"thoughtSignature": part.signature} if part.signature and part.signature[0] not in "[{" else {}
     match part.kind:

@@ -84,7 +84,7 @@ _BROKEN_REASONS = frozenset(
 
 
 class GoogleReader:
-    """Reads one reply. Every event contains more parts of it, and the last event has the finish reason."""
+    """Reads one reply. Each event contains the next parts of the reply, and the last event has the finish reason."""
 
     is_done = False  # no event marks the end
 

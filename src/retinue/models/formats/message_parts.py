@@ -1,4 +1,4 @@
-"""Splits records into what every wire format needs: the text for a model, and replies part by part."""
+"""Reads stored records for all wire formats: the text that a model gets, and the parts of a reply."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Wrapping = tuple[bytes, bytes]  # before and after a text
 
 
 class ReplyPart(NamedTuple):
-    """One part of a model's reply. `signature` is empty if another provider made the part."""
+    """One part of a model's reply. `signature` is empty if the part is unsigned or from another provider."""
 
     kind: ReplyPieceKind
     text: str
@@ -82,7 +82,7 @@ def _split_without_pieces(reply: Reply) -> Iterator[ReplyPart]:
 
 
 def get_plain_text(body: RecordBody) -> str:
-    """Return the text of a body that is only text, written by a person or the model. Empty for all other bodies."""
+    """Return the text of a user message or reply that has nothing but text. Empty for all other bodies."""
     if isinstance(body, Reply):
         return "" if body.calls or body.thinking or body.pieces else body.text
     return body.text if isinstance(body, UserTurn) and not body.attachments else ""

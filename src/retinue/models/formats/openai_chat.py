@@ -16,7 +16,8 @@ import msgspec
 from retinue.config.models import ProviderQuirk
 from retinue.domain.record import Record, RecordKind, Reply, ReplyPieceKind, ToolResult, UserTurn
 from retinue.domain.tool import Call, ToolSpec
-from retinue.models.base import AttachmentReader, EncodedContextCache, ModelPrompt
+from retinue.models.base import AttachmentReader, ModelPrompt
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.formats.message_parts import (
     ReplyPart,
     encode_plain_records,
@@ -145,7 +146,10 @@ def _encode_head(instructions: str, tools: Sequence[ToolSpec], extra_tools: Sequ
 
 
 def _insert_answers(records: Sequence[Record], encoded: Sequence[bytes]) -> Iterator[bytes]:
-    """Insert an assistant message between tool results and the next user message."""
+    """Insert an assistant message between tool results and the next user message.
+
+    Some servers reject a user message directly after a tool result.
+    """
     after_result = False
     for record, wire in zip(records, encoded, strict=True):
         if wire:

@@ -275,7 +275,10 @@ class OpenAIChatReader:
         return words
 
     def _add_details(self, details: Any) -> str:
-        """Collect the pieces of each reasoning detail, which must be sent back whole. Return their text."""
+        """Collect the pieces of each reasoning detail, and return their text.
+
+        A detail must be sent back to the provider complete and unchanged.
+        """
         words = ""
         for detail in cast("list[Any]", details) if isinstance(details, list) else ():
             if not isinstance(detail, dict):
@@ -330,7 +333,10 @@ class OpenAIChatReader:
             asked.arguments.append(msgspec.json.encode(function.arguments).decode())
 
     def _find_call(self, index: int | None, id_: str, function: _Function) -> _PartialCall | None:
-        """Return the call that a delta belongs to, or None for a new call. Not every server increments the index."""
+        """Return the call that a delta belongs to, or None for a new call.
+
+        The index alone does not identify the call, because not every server increments it.
+        """
         asked = next((one for one in reversed(self._calls) if index is None or one.index == index), None)
         if asked is None or not function.name or not asked.name:
             return asked  # only the first delta has a name, so without one it continues
@@ -346,7 +352,10 @@ class OpenAIChatReader:
             yield SignatureChunk(ReplyPieceKind.THINKING, seal)
 
     def _flush_held(self) -> Iterator[ReplyChunk]:
-        """Yield the chunks that were held back until they were complete. Later calls yield nothing more."""
+        """Yield what was held back until the reply was complete: the last text, tool calls and the signature.
+
+        Nothing is yielded twice.
+        """
         yield from self._tags.finish()
         for number, asked in enumerate(self._calls[self._emitted_count :], start=self._emitted_count + 1):
             self._emitted_count = number

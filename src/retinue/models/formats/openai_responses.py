@@ -1,6 +1,7 @@
 """The wire format `openai-responses`: OpenAI's newer API, also offered by other providers.
 
-The provider stores nothing. It sends its thinking encrypted, and we send that back with the history.
+By default, requests tell the provider to store nothing. The provider sends the model's thinking
+encrypted, and it is sent back with the history.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import msgspec
 from retinue.domain.model import ModelFacts
 from retinue.domain.record import Record, RecordKind, Reply, ReplyPieceKind, ToolResult, UserTurn
 from retinue.domain.tool import ToolSpec
-from retinue.models.base import AttachmentReader, EncodedContextCache, ModelPrompt
+from retinue.models.base import AttachmentReader, ModelPrompt
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.error_classification import ErrorBody
 from retinue.models.formats.message_parts import (
     ReplyPart,
@@ -101,9 +103,10 @@ class OpenAIResponsesFormat:
         return OpenAIResponsesReader(target.provider)
 
     def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
-        """Return a repair that omits the reasoning summary.
+        """Return a repair that omits the reasoning summary, if the provider refused it.
 
-        None if the settings have `reasoning`, which is sent unchanged.
+        None for other errors, and if `params` in the settings has `reasoning`, which is sent
+        unchanged.
         """
         if target.omitted.reasoning_summary or "reasoning" in target.params:
             return None
@@ -132,7 +135,10 @@ def _build_settings(prompt: ModelPrompt, target: ModelTarget) -> dict[str, Any]:
 
 
 def _supports_thinking(facts: ModelFacts) -> bool | None:
-    """Whether a model supports thinking. None if unknown. A model without it refuses every parameter about thinking."""
+    """Whether a model supports thinking. None if unknown.
+
+    A model that does not support thinking refuses every parameter about it.
+    """
     return None if facts.efforts is None else bool(facts.efforts)
 
 
@@ -235,7 +241,7 @@ class _ItemEncoder:
 
 
 def _decode_signature(signature: str) -> dict[str, Any]:
-    """Decode a signature that this format made. Empty if this provider used another format at that time."""
+    """Decode a signature that this format made. Empty for a signature that another format made earlier."""
     if not signature.startswith("{"):
         return {}
     try:

@@ -135,9 +135,10 @@ class OpenAIResponsesReader:
         return found
 
     def _flush_raw_thinking(self, event: _Event) -> Iterator[ReplyChunk]:
-        """Emit raw thinking that is still open when the next item begins.
+        """Emit unfinished raw thinking when the next item begins.
 
-        Thinking must come first, but some servers finish it only after that item.
+        Thinking must be emitted before the item that follows it, but some servers finish the
+        thinking later.
         """
         for index, item in self._items.items():
             if item.raw_thinking and not item.is_signed and index != event.output_index:

@@ -57,10 +57,8 @@ class RoleTemplates(NamedTuple):
 class AlternatingTurns:
     """Builds alternating turns that begin and end with the user, as pieces of a message list.
 
-    Records can be added incrementally.
-
-    A record without bytes is skipped. Tool results come first in their turn, in order, because nothing may be between a
-    call and its result.
+    Records can be added incrementally. A record whose encoding is empty is skipped. Tool results
+    come first in their turn, in order, because nothing may be between a call and its result.
     """
 
     def __init__(self, templates: RoleTemplates) -> None:
@@ -100,9 +98,9 @@ class AlternatingTurns:
         self._merge_old_pieces()
 
     def close_turns(self, *, can_end_with_model: bool = False) -> tuple[list[bytes], list[int]]:
-        """Return the pieces of all turns so far, closed, and the indices of the pieces that end user turns.
+        """Return the pieces of all turns, and the index of the last piece of each recent user turn.
 
-        The indices of the last user turns are always included.
+        The last turn is closed, but only in the returned list: more records can be added.
         """
         out, ends = list(self._pieces), list(self._user_turn_ends)
         by_model = self._is_model_turn

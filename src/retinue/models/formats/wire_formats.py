@@ -15,7 +15,8 @@ from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFacts
 from retinue.domain.tool import ToolSpec
-from retinue.models.base import AttachmentReader, EncodedContextCache
+from retinue.models.base import AttachmentReader
+from retinue.models.encoded_context_cache import EncodedContextCache
 from retinue.models.errors import EffortUnsupported
 from retinue.models.provider_http import ProviderFormat
 from retinue.models.tool_call_limits import UNPARSED
@@ -183,7 +184,10 @@ class AttachmentPart(NamedTuple):
 def build_attachment_parts(
     attachments: Sequence[Attachment], media: AttachmentReader | None, facts: ModelFacts, text: str
 ) -> Iterator[AttachmentPart]:
-    """Yield the attachments of a turn with this `text`. A file that the text already names needs no line."""
+    """Yield the attachments of a turn whose text is `text`.
+
+    A file other than an image is skipped if the text already contains its hash.
+    """
     for attachment in attachments:
         is_image = attachment.media_type.startswith("image/")
         if not is_image:

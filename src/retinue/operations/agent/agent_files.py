@@ -1,8 +1,8 @@
 """Operations that let people read and write the files that define an agent: instructions, memory and skills.
 
-They reuse the code of the file tools, so access is confined to the agent directory and never follows a
-link out of it. Agents may not call them: agents use the file tools, which track the trust of what they
-read.
+The operations use the code of the file tools, so they never access files outside the agent directory,
+even through links. Agents cannot call these operations. They use the file tools, which record how far
+the content of a file is trusted.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from retinue.store.core.transaction import Transaction
 from retinue.tools.base import ToolContext, ToolFailed
 from retinue.tools.files.atomic_write import write_atomically
 from retinue.tools.files.errors import FileChanged, FileTooLarge, PathNotFound
-from retinue.tools.files.file_access import FileServices, finish_in_thread
+from retinue.tools.files.file_services import FileServices, finish_in_thread
 from retinue.tools.files.file_snapshot import FileSnapshot, read_snapshot, read_snapshot_if_exists
 from retinue.tools.files.file_types import detect_binary_type
-from retinue.tools.files.paths import ResolvedPath, locate, open_folder_for_listing
+from retinue.tools.files.path_access import ResolvedPath, locate, open_folder_for_listing
 from retinue.tools.files.write_tool import encode_text, write_changed
 
 FILES_LISTED_MAX = 200
@@ -101,7 +101,7 @@ class AgentFileList(msgspec.Struct, frozen=True):
 
 
 class AgentFileDetails(msgspec.Struct, frozen=True):
-    """One file of an agent, with its content. `trust` is `untrusted` if the file was made from untrusted text."""
+    """One file of an agent, with its content. `trust` is `untrusted` if the content came from untrusted text."""
 
     name: str
     path: str
@@ -127,15 +127,15 @@ async def list_files(services: Services, caller: Principal, request: AgentFilesR
 
 
 async def show_file(services: Services, caller: Principal, request: AgentFileRequest) -> AgentFileDetails:
-    file_access = _require_file_access(services)
+    file_services = _require_file_services(services)
     context = await _build_tool_context(services, caller, request.name)
     with _as_api_errors():
-        location = await asyncio.to_thread(_resolve_path, request.path, context, PermissionKind.READ, file_access)
-        async with file_access.lock_file(location.real):
+        location = await asyncio.to_thread(_resolve_path, request.path, context, PermissionKind.READ, file_services)
+        async with file_services.lock_file(location.real):
             snapshot = await asyncio.to_thread(
                 partial(read_snapshot, location.real, text=request.path, bytes_max=FILE_BYTES_MAX)
             )
-            trust = await file_access.trust_of(location.real, snapshot)
+            trust = await file_services.trust_of(location.real, snapshot)
         return AgentFileDetails(
             context.agent.name,
             path=_relative_path(location, context),
@@ -149,14 +149,14 @@ async def show_file(services: Services, caller: Principal, request: AgentFileReq
 
 async def write_file(services: Services, caller: Principal, request: AgentFileWriteRequest) -> AgentFileWritten:
     """Write a file atomically, and only if it is unchanged since the caller read it."""
-    file_access = _require_file_access(services)
+    file_services = _require_file_services(services)
     context = await _build_tool_context(services, caller, request.name)
     with _as_api_errors():
         data = encode_text(request.content, request.path)
         if len(data) > FILE_BYTES_MAX:
             raise AgentFileTooLarge(request.path, size_bytes=len(data), bytes_max=FILE_BYTES_MAX)
-        location = await asyncio.to_thread(_resolve_path, request.path, context, PermissionKind.WRITE, file_access)
-        async with file_access.lock_file(location.real):
+        location = await asyncio.to_thread(_resolve_path, request.path, context, PermissionKind.WRITE, file_services)
+        async with file_services.lock_file(location.real):
             old = await asyncio.to_thread(
                 partial(read_snapshot_if_exists, location.real, text=request.path, bytes_max=FILE_BYTES_MAX)
             )
@@ -164,9 +164,9 @@ async def write_file(services: Services, caller: Principal, request: AgentFileWr
             if old is None or request.mark_trusted:
                 was = old.status if old is not None else None
                 placed = await finish_in_thread(partial(write_atomically, location, data, text=request.path, was=was))
-                await file_access.mark_clean(location.real, context, ctime_ms=placed.ctime_ms)
-            else:  # keep its trust: most of the text may be the old one
-                await write_changed(file_access, location, old, data, text=request.path, context=context)
+                await file_services.mark_clean(location.real, context, ctime_ms=placed.ctime_ms)
+            else:  # keep the trust of the file: most of its text may be unchanged
+                await write_changed(file_services, location, old, data, text=request.path, context=context)
     path = _relative_path(location, context)
     await _emit_agent_changed(services, caller, context.agent, path)
     return AgentFileWritten(context.agent.name, path, size_bytes=len(data), hash=_hash(data), created=old is None)
@@ -182,7 +182,7 @@ async def _emit_agent_changed(services: Services, caller: Principal, agent: Agen
 
 
 async def _build_tool_context(services: Services, caller: Principal, name: str) -> ToolContext:
-    """Return a tool context for the agent's file tools: no grants, and the agent directory as the workspace."""
+    """Return a tool context for the agent's file tools. It has no grants, and its workspace is the agent directory."""
     if caller.address.kind is not AddressKind.PERSON:
         raise AgentFilesPeopleOnly
     agent = await services.store.read(partial(require_visible_agent, caller=caller, name=name))
@@ -200,15 +200,18 @@ async def _build_tool_context(services: Services, caller: Principal, name: str) 
     )
 
 
-def _require_file_access(services: Services) -> FileServices:
-    if services.file_access is None:
+def _require_file_services(services: Services) -> FileServices:
+    if services.file_services is None:
         raise AgentFilesUnavailable
-    return services.file_access
+    return services.file_services
 
 
-def _resolve_path(path: str, context: ToolContext, access: PermissionKind, file_access: FileServices) -> ResolvedPath:
-    """Resolve a path in the agent directory. Absolute paths are refused: they would reveal the data directory."""
-    location = locate(path, context, access, file_access.withheld)
+def _resolve_path(path: str, context: ToolContext, access: PermissionKind, file_services: FileServices) -> ResolvedPath:
+    """Return the file for a path in the agent directory. Raise for absolute paths, and for files not shown to people.
+
+    Absolute paths would reveal where the data directory is.
+    """
+    location = locate(path, context, access, file_services.withheld)
     if path.startswith(("/", "~")) or not defines_agent(_relative_path(location, context)):
         raise AgentFileNotShown(path, memory_folder=MEMORY_DIRECTORY, skills_folder=SKILLS)
     return location
@@ -219,7 +222,7 @@ def _relative_path(location: ResolvedPath, context: ToolContext) -> str:
 
 
 def defines_agent(path: str) -> bool:
-    """Return whether a file at this path of an agent directory defines the agent."""
+    """Return whether the file at this path, relative to the agent directory, is one of those that define an agent."""
     parts = PurePosixPath(path).parts
     if not parts or not is_fully_visible(path) or any(part.startswith(".") for part in parts):
         return False
@@ -238,7 +241,7 @@ def _find_files(services: Services, context: ToolContext) -> tuple[list[AgentFil
 
 
 def _walk_directory(directory: str, folder: str, *, depth: int = 1) -> Iterator[str]:
-    """Yield the paths of the files that define the agent. Links and unreadable directories are skipped."""
+    """Yield the paths of the files that define the agent. Skip links and unreadable directories."""
     try:
         with (
             open_folder_for_listing(os.path.join(directory, folder), text=folder) as opened,
@@ -290,7 +293,7 @@ def _decode_text(snapshot: FileSnapshot, path: str) -> str:
 
 @contextmanager
 def _as_api_errors() -> Generator[None]:
-    """Convert errors of the file tools, which are worded for a model, into API errors."""
+    """Convert each error of the file tools into an API error with the same code and texts."""
     try:
         yield
     except ToolFailed as failure:

@@ -1,4 +1,4 @@
-"""Operation that shows the system prompt of an agent exactly as the model receives it, section by section."""
+"""Operation that shows the system prompt of an agent as the model receives it, and the size of each section."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from retinue.operations.agent.errors import (
 from retinue.operations.base import Operation, Services
 from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_warning
 from retinue.operations.envelope.envelopes import AttachmentUpload
-from retinue.policy.access import permissions
+from retinue.policy.access import operation_permissions
 from retinue.store.agents import agents
 from retinue.store.sessions import instructions, sessions
 
@@ -37,7 +37,8 @@ from retinue.store.sessions import instructions, sessions
 class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Show the system prompt of an agent.
 
-    `check` contains template files to try instead of the template in use: the entry file and its includes.
+    `check` contains template files to use instead of the current template, for this request only. They
+    are the entry file and the files that it includes.
     """
 
     name: str
@@ -55,9 +56,9 @@ class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One section of the system prompt.
+    """One section of a system prompt.
 
-    `text` is set if `parts` was requested. The section named `template` contains the text of the
+    `text` is set only if the request set `parts`. The section named `template` contains the text of the
     owner's template that is outside all sections.
     """
 
@@ -75,7 +76,7 @@ class PromptFile(msgspec.Struct, frozen=True):
 
 
 class PreviousPrompt(msgspec.Struct, frozen=True):
-    """The system prompt that the session's last run used, in use since `at`."""
+    """The system prompt of the session's last run. `at` is the time at which it was stored."""
 
     at: str
     text: str
@@ -91,9 +92,9 @@ class TemplateError(msgspec.Struct, frozen=True):
 class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """The system prompt of an agent. `tokens` is an estimate.
 
-    `template` is the start of the hash of the owner's template, or `built_in`. With `parts`, the
-    response also contains the text of each section, its files, the previous prompt and any error in the
-    template.
+    `template` is the start of the hash of the owner's template, or `built_in` if there is no such
+    template. If the request set `parts`, the response also has the text of each section, the files in
+    the prompt and the session's previous prompt. `template_error` is the error in the owner's template.
     """
 
     name: str
@@ -110,11 +111,11 @@ class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
 async def show_prompt(services: Services, caller: Principal, request: AgentPromptRequest) -> AgentPromptDetails:
     """Show the system prompt of an agent.
 
-    An agent may see its own prompt. The prompt includes the agent's files, so people need the permission for
-    `agent.file`.
+    An agent may see its own prompt. People need the permission for the operation `agent.file`, because
+    the prompt includes files of the agent.
     """
     if caller.address.kind is AddressKind.PERSON:
-        seen = permissions.decide_operation("agent.file", caller.level, services.permission_policy)
+        seen = operation_permissions.decide_operation("agent.file", caller.level, services.permission_policy)
         if not seen.is_allowed:
             raise PromptNotAllowed(because=seen.because)
     if services.prompt_previews is None:
@@ -174,7 +175,7 @@ def _find_agent_and_session(
 
 
 def _template_name(file: AttachmentUpload, request: AgentPromptRequest) -> str:
-    """Return the template name of a file. A single file is the entry file, whatever its name."""
+    """Return the template name of a given file. A single file is the entry file, even if it has another name."""
     return ENTRY_FILE if len(request.check) == 1 else file.name
 
 
@@ -189,7 +190,7 @@ def _decode_text(file: AttachmentUpload) -> str:
 
 
 class _TemplateFacts(msgspec.Struct, frozen=True):
-    """Problems found in prompt templates, by agent."""
+    """Invalid templates and renamed template names, by agent or as the shared template."""
 
     invalid: Mapping[str, InvalidTemplate]
     renamed: Mapping[str, list[RenamedName]]

@@ -1,4 +1,4 @@
-"""Response types of the agent operations: list rows for every caller, full definitions for permitted callers."""
+"""Response types of the agent operations."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class AgentExternalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent. Guests get only the fields that `agent.list` shows, and the state."""
+    """One agent. For guests, the response has only `state` and the fields of `agent.list`."""
 
     name: str
     display_name: str
@@ -162,7 +162,7 @@ class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
     visible: bool
     version: int
     state: AgentState
-    effective_settings: dict[str, EffectiveSetting] | UnsetType = UNSET  # for settings that the instance can set too
+    effective_settings: dict[str, EffectiveSetting] | UnsetType = UNSET  # for settings that have instance-wide defaults
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +284,7 @@ def to_agent_row(agent: Agent) -> AgentRow:
 
 
 def to_agent_response(agent: Agent, form: type[Response], /, **more: Any) -> Response:
-    """Return the full definition of an agent as `form`, plus the fields in `more`."""
+    """Return the full definition of an agent as an instance of `form`, with the additional fields in `more`."""
     values: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
     values["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
     values["context_files"] = list(agent.context_files)

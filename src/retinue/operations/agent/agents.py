@@ -69,7 +69,7 @@ from retinue.operations.agent.errors import (
 )
 from retinue.operations.base import EmptyRequest, Operation, Services
 from retinue.operations.person.tokens import build_token
-from retinue.policy.access.permissions import is_at_least
+from retinue.policy.access.operation_permissions import is_at_least
 from retinue.store.agents import agents, grants
 from retinue.store.channels import bindings
 from retinue.store.core.transaction import Transaction
@@ -96,8 +96,9 @@ _NON_EMPTY_FIELDS = frozenset({"provider", "model", "effort", "subagents_model",
 class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
     """Settings of an agent. An omitted field keeps its current value; in a new agent, it gets its default.
 
-    The value `default` clears the model or the effort. An agent that has no model, or no `fallbacks`,
-    uses those of the instance. An empty `fallbacks` list means no fallbacks.
+    The value `default` clears `model` or `effort`. An agent without a model uses the default model of the
+    instance. An agent without `fallbacks` uses the fallback models of the instance; with an empty list,
+    it has no fallback models.
     """
 
     name: str
@@ -211,7 +212,7 @@ class AgentVersionsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentDiffRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Versions to compare. Without `new`, compare with the current version."""
+    """Compare two versions of an agent. `new` defaults to the current version."""
 
     name: str
     old: int
@@ -229,12 +230,12 @@ class AgentDeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def list_agents(services: Services, caller: Principal, request: EmptyRequest) -> AgentList:
-    """List all agents by name. They are visible to every caller, because every caller may write to them."""
+    """List all agents by name. Every caller sees all agents, because every caller may send messages to them."""
     return AgentList([to_agent_row(agent) for agent in await services.store.scan(agents.list_all)])
 
 
 async def show_agent(services: Services, caller: Principal, request: AgentNameRequest) -> AgentDetails:
-    """Show one agent. Guests see only what `agent.list` shows, and an agent sees only itself."""
+    """Show one agent. Guests see only its state and what `agent.list` shows. An agent can show only itself."""
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
         agent = require_visible_agent(conn, caller, request.name)
@@ -330,7 +331,7 @@ async def list_agent_versions(services: Services, caller: Principal, request: Ag
     def body(conn: sa.Connection) -> list[AgentVersion]:
         agent = require_visible_agent(conn, caller, request.name, to_change=True)
         before = {} if request.before is None else {"before": request.before}
-        # One more than shown: to compare the last one with, and to know whether there is a next page.
+        # Read one version more than the page has, to compare the last one with it and to detect a next page.
         return list(agents.list_versions(conn, agent.name, limit=limit + 1, **before))
 
     found = await services.store.scan(body)
@@ -353,7 +354,7 @@ async def compare_versions(services: Services, caller: Principal, request: Agent
 
 
 async def restore_version(services: Services, caller: Principal, request: AgentRestoreRequest) -> AgentRestored:
-    """Store an old version of an agent's definition as its newest version. The versions in between are kept."""
+    """Store an old version of an agent's definition again, as a new version. All other versions are kept."""
 
     def body(conn: sa.Connection) -> Agent:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -371,7 +372,7 @@ async def restore_version(services: Services, caller: Principal, request: AgentR
 async def delete_agent(services: Services, caller: Principal, request: AgentDeleteRequest) -> AgentDeleted:
     """Delete an agent: commit the deletion, then stop its runs.
 
-    If the server stops in between, the runs are stopped after the restart.
+    If the server stops before all runs are stopped, it stops the others after the restart.
     """
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
@@ -405,9 +406,10 @@ async def delete_agent(services: Services, caller: Principal, request: AgentDele
 
 
 def require_visible_agent(conn: sa.Connection, caller: Principal, name: str, *, to_change: bool = False) -> Agent:
-    """Return an agent by name.
+    """Return the agent with this name. Raise if there is none, or if the caller may not see it.
 
-    An agent finds only itself, unless it has level boss and wants to change another agent.
+    If the caller is an agent, it may see only itself. With `to_change`, an agent with the level boss may
+    see all agents.
     """
     agent = agents.find(conn, name)
     outranks = to_change and caller.level is PermissionLevel.BOSS
@@ -472,12 +474,12 @@ def preview_agent_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
 
 
 def known_runners(services: Services) -> frozenset[str]:
-    """Return the runners that an agent may be set to, including runners that are known but not available yet."""
+    """Return the names that the field `runner` of an agent accepts, even if some runners are not available yet."""
     return RUNNERS.union(services.plugins.runners() if services.plugins is not None else ())
 
 
 def _validated_fields(request: AgentFields, runners: frozenset[str] = RUNNERS) -> dict[str, Any]:
-    """Return the given fields as values to store. Raises one error that names all invalid fields."""
+    """Return the fields that the request sets, as values to store. Raise one error that lists all invalid fields."""
     given: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for name in AGENT_FIELDS:
@@ -496,7 +498,7 @@ def _validated_fields(request: AgentFields, runners: frozenset[str] = RUNNERS) -
 
 
 def _given_value(request: AgentFields, name: str) -> Any:
-    """Return the value that a request gives for one field. The value of `model` can include the fallbacks."""
+    """Return the value of one field in a request. The field `model` can contain the fallback models too."""
     model = request.model
     if not isinstance(model, ModelWithFallbacks) or name not in ("model", "fallbacks"):
         return getattr(request, name)
@@ -508,7 +510,7 @@ def _given_value(request: AgentFields, name: str) -> Any:
 
 
 def _check_combination(agent: Agent) -> None:
-    """Check the fields of an agent that depend on each other."""
+    """Raise if an external agent has no URL, or if another agent has settings for external agents."""
     is_external = agent.runner == "external"
     if is_external and not agent.external.url:
         raise ExternalUrlMissing(agent.name)
@@ -526,7 +528,7 @@ def _check_effort(services: Services, agent: Agent) -> None:
 
 
 def _invalid_reason(name: str, value: Any) -> str | None:
-    """Return what is wrong with the value of one field, or None."""
+    """Return the reason why the value of one field is invalid, or None if it is valid."""
     if isinstance(value, tuple):
         rules = cast(tuple[str, ...], value)
         return _invalid_list_reason(rules) or _invalid_item_reason(name, rules)
@@ -538,7 +540,7 @@ def _invalid_reason(name: str, value: Any) -> str | None:
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise if a text field of a definition is invalid."""
+    """Raise if the text is not valid as the value of this field of an agent."""
     if (reason := _invalid_text_reason(name, text)) is not None:
         raise AgentFieldsInvalid({name: reason})
 

@@ -1,4 +1,4 @@
-"""Resolve an agent's effective settings: the agent's own value, else the server's, else the built-in default."""
+"""Resolves the effective settings of an agent: the agent's own value, else the server's, else the built-in default."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class SettingSource(StrEnum):
 
 
 class EffectiveSetting(msgspec.Struct, frozen=True):
-    """The value that applies to an agent, and its source.
+    """The value of a setting that applies to an agent, and its source `by`.
 
-    `key` is the setting that sets the value, or that could set it.
+    `key` is the path of the setting in the settings file, even if the value is the built-in default.
     """
 
     value: Any
@@ -83,9 +83,9 @@ def _effective_settings(
 
 
 def _default_source(defaults: AgentDefaults, name: str) -> tuple[SettingSource, str]:
-    """Return the source of a default value, and its setting.
+    """Return the source of a default value, and the path of its setting.
 
-    A setting of the instance that equals the built-in value counts as built-in.
+    If the instance sets the same value as the built-in default, the source is the built-in default.
     """
     instance, built_in = defaults, BUILT_IN_AGENT_DEFAULTS
     for part in name.split("."):
@@ -94,7 +94,7 @@ def _default_source(defaults: AgentDefaults, name: str) -> tuple[SettingSource, 
 
 
 def _reset_settings(agent: Agent, instance_settings: SessionResetSettings) -> Iterator[tuple[str, EffectiveSetting]]:
-    """Yield the reset rules that apply unless the session kind or the connector has its own."""
+    """Yield the agent's reset rules. They apply to sessions whose kind and connector have no rules of their own."""
     effective = agent.reset.with_defaults(instance_settings)
     for each in fields(ResetRules):
         own, shared = getattr(agent.reset, each.name), getattr(instance_settings, each.name)
@@ -128,9 +128,9 @@ def _heartbeat_settings(agent: Agent, instance_rules: HeartbeatRules) -> Iterato
 
 
 def _sandbox_settings(agent: Agent, instance_settings: SandboxSettings) -> Iterator[tuple[str, EffectiveSetting]]:
-    """Yield the effective sandbox settings.
+    """Yield the agent's effective sandbox settings.
 
-    A stricter value of the agent wins. An equal value counts as the instance's.
+    The agent's value applies only if it is stricter. If both values are equal, the source is the instance.
     """
     effective, plain = merge_sandbox_settings(instance_settings, agent), SandboxSettings()
     for each in fields(SandboxRules):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from retinue.domain.errors import Conflict, Invalid, InvalidFields, NotAllowed, NotFound, TooLarge
 from retinue.domain.shared_errors import shorten_name
-from retinue.tools.files.paths import format_path
+from retinue.tools.files.path_access import format_path
 
 # --- definitions ---
 
@@ -38,7 +38,7 @@ class AgentExists(Conflict):
 
 
 class AgentNameReserved(Invalid):
-    """The server uses this name itself."""
+    """The name is reserved for the server."""
 
     code = "agent.name_reserved"
 
@@ -109,13 +109,13 @@ class ExternalUrlMissing(InvalidFields):
         super().__init__(
             "external_url is missing",
             fields={"external_url": "an agent with the runner external needs it"},
-            because=f"the runner of {name} is external, which sends the agent's messages to this URL",
+            because=f"the runner of {name} is external, so the server sends the agent's messages to this URL",
             try_this="set external_url, for example https://agent.example/in",
         )
 
 
 class ExternalSettingsUnused(InvalidFields):
-    """Settings for external agents were given for an agent whose runner is not `external`."""
+    """An agent has settings for external agents, but its runner is not `external`."""
 
     code = "agent.external_unused"
 
@@ -142,14 +142,14 @@ class AgentTextTooLarge(TooLarge):
 
 
 class AgentFieldsNotAllowed(NotAllowed):
-    """The caller may not change these fields of an agent: they are its limits and permissions."""
+    """The caller may not change these fields of an agent, because they set its limits and permissions."""
 
     code = "agent.fields_not_allowed"
 
     def __init__(self, name: str, fields: Iterable[str], *, level: str, allowed: Iterable[str]) -> None:
         super().__init__(
             f"you cannot change {', '.join(fields)} of {name}",
-            because=f"limits and permissions need level boss; you have {level}",
+            because=f"you need the level boss to change limits and permissions; you have {level}",
             try_this=f"change only {', '.join(allowed)}, or ask the owner of this server",
         )
 
@@ -233,7 +233,7 @@ class AgentFileNotShown(Invalid):
     def __init__(self, path: str, *, memory_folder: str, skills_folder: str) -> None:
         super().__init__(
             f"'{format_path(path)}' does not define the agent",
-            because=f"only *.md in the agent directory and in {memory_folder}, and all files in {skills_folder}, do",
+            because=f"only *.md files in the agent directory or {memory_folder} and files in {skills_folder} define it",
             try_this="list these files: retinue agent files NAME",
         )
 
@@ -315,7 +315,7 @@ class TemplateEntryMissing(Invalid):
         super().__init__(
             "the template has no entry file",
             because=f"several files were given, and none is named {entry_file}",
-            try_this=f"give a single file, or name one of the files {entry_file}",
+            try_this=f"give a single file, or rename one of the files to {entry_file}",
         )
 
 

@@ -1,5 +1,6 @@
-"""An operation and a tool that let an agent create permanent agents, inside its own workspace and with its own
-limits.
+"""An operation and a tool for agents, which create permanent agents.
+
+A new agent works inside the workspace of the agent that creates it, and has the same limits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from retinue.config import validators
 from retinue.config.declarations import normalize_id
 from retinue.domain.address import BACKGROUND, AddressKind, validate_name
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.permission import CREATED_AGENTS_FOLDER, Permission, PermissionKind
+from retinue.domain.permission import Permission, PermissionKind
 from retinue.domain.principal import Principal
+from retinue.domain.protected_paths import CREATED_AGENTS_FOLDER
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.operations.agent.agents import check_text, notify_engine, require_visible_agent, store_agent
@@ -33,7 +35,7 @@ from retinue.operations.agent.errors import (
 )
 from retinue.operations.base import Operation, Services
 from retinue.operations.operation_tools import OperationTool
-from retinue.policy.access.permissions import lowest_level
+from retinue.policy.access.operation_permissions import lowest_level
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Transaction
 from retinue.tools.base import ToolContext
@@ -44,9 +46,9 @@ TOOL_NAME = "create_permanent_agent"
 class PermanentAgentRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Create a permanent agent.
 
-    `agent_id` is the agent's name in addresses; by default it is derived from `name`, the display name.
-
-    `workspace_dir` is inside the workspace of the calling agent; by default it is a new directory there.
+    `name` is the display name. `agent_id` is the agent's name in addresses; by default, it is derived
+    from `name`. `workspace_dir` is a directory inside the workspace of the calling agent; by default, it
+    is a new directory there.
     """
 
     name: str
@@ -129,10 +131,10 @@ def _require_creator(conn: sa.Connection, caller: Principal) -> Agent:
 
 
 def _check_created_by_caller(conn: sa.Connection, agent: Agent, caller: Principal) -> None:
-    """Raise unless the caller made both the first and the latest version, or has level boss.
+    """Raise an error unless the caller has the level boss, or stored the first and the latest version of the agent.
 
-    The latest version counts too: an agent that was deleted and registered again by the owner belongs
-    to the owner.
+    The latest version is checked too. If the owner deleted the agent and registered it again, the caller
+    cannot change it.
     """
     versions = (agents.get_version(conn, agent.name, number) for number in (1, agent.version))
     if caller.level is PermissionLevel.BOSS or all(

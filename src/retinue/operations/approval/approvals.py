@@ -1,7 +1,8 @@
-"""Operation that lists approvals, open or decided."""
+"""Operation that lists open or past approvals."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.grant import GrantScope
-from retinue.domain.ids import ApprovalId
+from retinue.domain.ids import ApprovalId, short_id
 from retinue.domain.principal import Principal
 from retinue.domain.times import format_time
 from retinue.domain.tool import Call
@@ -28,13 +29,14 @@ LISTED_MIN, LISTED_MAX = 1, 50
 class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One approval.
 
-    `needed_permissions` lists the permissions that its tool calls need and the agent does not have yet.
-    `grant_permissions` lists the permissions that a remembered approval would grant, or those that were requested
-    without a call. If it is empty, the approval cannot be remembered.
+    `needed_permissions` lists the permissions that the tool calls need and that the agent does not have
+    yet. `grant_permissions` lists the permissions that the agent keeps if the approval is remembered, or
+    the permissions that were requested without a call. If the list is empty, the approval cannot be
+    remembered.
 
-    `recipients` are the people asked; the owner may answer too. `scopes` lists the grant scopes that
-    you may choose, and is empty if you may not decide. `comment` is the comment on the decision, which
-    the agent reads.
+    `recipients` are the people who are asked to decide; the owner may decide too. `scopes` lists the
+    grant scopes that you may choose, and is empty if you may not decide. `comment` is the comment on the
+    decision, which the agent reads.
     """
 
     id: ApprovalId
@@ -122,9 +124,9 @@ def _to_details(services: Services, conn: sa.Connection, caller: Principal, appr
 
 
 def _allowed_scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
-    """Return the grant scopes that the caller may choose.
+    """Return the grant scopes that the caller may choose for an open approval.
 
-    A permission that is requested without a tool call cannot be granted for one call only.
+    If the permission was requested without a tool call, it cannot be granted for a single call.
     """
     if approval.state is not ApprovalState.OPEN:
         return []
@@ -132,6 +134,32 @@ def _allowed_scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
     return [
         scope for scope in offered if limit_scope(scope, approval) and may_decide(caller, approval, scope).is_allowed
     ]
+
+
+class ApprovalAnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer an approval.
+
+    `scope` is how long the permission lasts: for these calls only, for this session, or always.
+    `because` is a comment for the agent.
+    """
+
+    id: str
+    allow: bool
+    scope: GrantScope = GrantScope.ONCE
+    because: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+
+
+class ApprovalAnswered(msgspec.Struct):
+    approval: str
+    state: ApprovalState
+
+
+async def answer_approval(services: Services, caller: Principal, request: ApprovalAnswerRequest) -> ApprovalAnswered:
+    seen = await services.store.read(partial(approvals.get_by_short_id, text=request.id, seen_by=caller))
+    approval = await services.engine.answer_approval(
+        seen.id, allow=request.allow, by=caller, scope=request.scope, comment=request.because
+    )
+    return ApprovalAnswered(approval=short_id(approval.id), state=approval.state)
 
 
 OPERATIONS = (
@@ -142,5 +170,14 @@ OPERATIONS = (
         handler=list_approvals,
         permission=PermissionLevel.RESTRICTED,
         result=ApprovalList,
+    ),
+    Operation(
+        name="approval.answer",
+        summary="Answer an approval: allow or deny the calls.",
+        parameters=ApprovalAnswerRequest,
+        handler=answer_approval,
+        permission=PermissionLevel.RESTRICTED,
+        has_effect=True,
+        result=ApprovalAnswered,
     ),
 )

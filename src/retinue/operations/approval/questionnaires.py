@@ -31,7 +31,7 @@ Meta = msgspec.Meta
 class QuestionnaireListRequest(msgspec.Struct, forbid_unknown_fields=True):
     open: Annotated[bool, Meta(description="list only questionnaires that can still be answered")] = False
     limit: int = 20
-    before: Annotated[str, Meta(description="`next` from the previous page")] = ""
+    before: Annotated[str, Meta(description="`next` of the previous page; default: the first page")] = ""
 
 
 class QuestionnaireIdRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class QuestionnaireFieldDetails(msgspec.Struct, frozen=True):
 
 
 class QuestionnaireDetails(msgspec.Struct, frozen=True):
-    """One questionnaire. If `untrusted` is set, the agent had read untrusted text when it wrote the questions."""
+    """One questionnaire. `untrusted` is true if the agent had read untrusted text before it wrote the questions."""
 
     id: str
     short: str
@@ -80,7 +80,7 @@ class QuestionnaireList(msgspec.Struct, frozen=True):
 
 
 class QuestionnaireSubmitted(msgspec.Struct, frozen=True):
-    """Answers were submitted. `envelope` is the envelope that carries them to the agent."""
+    """Result of submitting answers. `envelope` is the id of the envelope that contains the answers for the agent."""
 
     id: str
     envelope: str
@@ -122,7 +122,7 @@ async def submit_questionnaire(
 ) -> QuestionnaireSubmitted:
     """Store the answers to a questionnaire and send them to the agent, in one commit.
 
-    Invalid answers change nothing.
+    If an answer is invalid, nothing is stored.
     """
 
     def body(conn: sa.Connection) -> tuple[QuestionnaireSubmitted, tuple[Wake, ...]]:
@@ -142,7 +142,7 @@ async def submit_questionnaire(
 async def cancel_questionnaire(
     services: Services, caller: Principal, request: QuestionnaireIdRequest
 ) -> QuestionnaireCancelled:
-    """Close a questionnaire without answers. The agent is not notified, because it was not waiting for them."""
+    """Close a questionnaire without answers. The agent is not notified, because no run waits for the answers."""
 
     def body(conn: sa.Connection) -> Questionnaire:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -156,7 +156,7 @@ async def cancel_questionnaire(
 
 
 def _require_answerable(conn: sa.Connection, services: Services, caller: Principal, text: str) -> Questionnaire:
-    """Return an open questionnaire that the caller may answer."""
+    """Return the questionnaire with this id. Raise if it is not open or the caller may not answer it."""
     found = _require_questionnaire(conn, caller, text)
     check_answerable(found, caller, services.clock.now())
     return found

@@ -1,4 +1,4 @@
-"""Operations on the audit log: list, verify and export, and the job that anchors its hash chains hourly."""
+"""Operations that list, verify and export the audit log, and the task that anchors its hash chains every hour."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX = 50, 1_000
 EXPORT_LIMIT_MAX = 20_000  # entries per response
 ANCHORS_MAX = 100
 LOG_FILES_MAX = 100
-LOG_BYTES_MAX = 64 * 1024 * 1024  # over all log files
-FORMER_CHAIN_NAME = "house"  # in anchors and cursors that an earlier version has printed
+LOG_BYTES_MAX = 64 * 1024 * 1024  # read from all log files together
+FORMER_CHAIN_NAME = "house"  # in anchors and cursors that an earlier version printed
 ANCHOR_LOG_PHRASE = "audit anchored"
 
 _SERVER_CHAIN_NAMES = (SERVER_CHAIN_NAME, FORMER_CHAIN_NAME)
@@ -56,7 +56,8 @@ _CURSOR = re.compile(
 )
 
 ChainFilter = Annotated[
-    str, msgspec.Meta(description="only the chain of this session; `server` for the server's own chain")
+    str,
+    msgspec.Meta(description="only the hash chain of this session, or `server` for the server's; default: all chains"),
 ]
 
 
@@ -68,7 +69,7 @@ class AuditListRequest(msgspec.Struct, forbid_unknown_fields=True):
         str, msgspec.Meta(description="only actions and decisions by this address: person:NAME or agent:NAME")
     ] = ""
     since: Annotated[str, msgspec.Meta(description="only entries since this time: -7D or 2026-01-28T20:30")] = ""
-    before: Annotated[str, msgspec.Meta(description="`next` from the previous page")] = ""
+    before: Annotated[str, msgspec.Meta(description="`next` of the previous page; default: the first page")] = ""
     limit: int = LIST_LIMIT_DEFAULT
 
 
@@ -80,12 +81,12 @@ class AuditVerifyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class AuditExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: ChainFilter = ""
-    after: Annotated[str, msgspec.Meta(description="`next` from the previous part")] = ""
+    after: Annotated[str, msgspec.Meta(description="`next` of the previous part; default: the first part")] = ""
     limit: Annotated[int, msgspec.Meta(description="maximum number of entries")] = EXPORT_LIMIT_MAX
 
 
 class AuditEntryDetails(msgspec.Struct, frozen=True):
-    """One audit entry. `session` is empty in the server's own chain."""
+    """One audit entry. It belongs to the hash chain of `session`, or to the server's chain if `session` is empty."""
 
     at: str
     kind: str
@@ -115,7 +116,7 @@ class AuditFlaw(msgspec.Struct, frozen=True):
 
 
 class AuditVerifyResult(msgspec.Struct, frozen=True):
-    """Result of a verification of the audit log. `lines` is the report as text."""
+    """Result of a verification of the audit log. `lines` is the report as lines of text."""
 
     ok: bool
     checked: int
@@ -128,8 +129,8 @@ class AuditVerifyResult(msgspec.Struct, frozen=True):
 class AuditExport(msgspec.Struct, frozen=True):
     """One part of an exported audit log.
 
-    `lines` contains JSON: a header, then one line per entry and per anchor. `next` is the `after` of
-    the next part.
+    Each item of `lines` is a JSON object: a header, then one object for each entry and each anchor.
+    `next` is the value of `after` for the next part.
     """
 
     lines: list[str]
@@ -193,7 +194,10 @@ async def verify_audit(services: Services, caller: Principal, request: AuditVeri
 
 
 async def export_audit(services: Services, caller: Principal, request: AuditExportRequest) -> AuditExport:
-    """Export the audit log chain by chain, with anchors. `examples/verify_audit.py` verifies it offline."""
+    """Export the audit log with its anchors, one hash chain after the other.
+
+    The script `examples/verify_audit.py` verifies an exported audit log offline.
+    """
     _check_limit(request.limit, EXPORT_LIMIT_MAX)
     after = _parse_after(request.after)
 
@@ -284,7 +288,7 @@ def _check_limit(limit: int, limit_max: int) -> None:
 
 
 async def anchor_hourly(services: Services) -> None:
-    """Record the latest hash of each audit chain every hour: in the store, and in the log file outside the store."""
+    """Record the latest hash of each audit chain every hour, in the store and in the log file."""
     while True:
         await anchor_audit(services)
         await services.clock.sleep(ANCHOR_EVERY_S)
@@ -304,7 +308,7 @@ async def anchor_audit(services: Services) -> AuditAnchor | None:
 
 
 def anchors_in_log(folder: Path) -> list[AuditAnchor]:
-    """Return the anchors found in the server's log files. They go back as far as log files are kept."""
+    """Return the anchors in the server's log files. Anchors in deleted log files are lost."""
     found: dict[str, AuditAnchor] = {}
     bytes_left = LOG_BYTES_MAX
     for path in sorted(folder.glob("retinue.log*"))[:LOG_FILES_MAX]:

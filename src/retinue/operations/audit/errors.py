@@ -7,7 +7,7 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class AuditAnchorInvalid(Invalid):
-    """The text is not an audit anchor."""
+    """An audit anchor does not have the form CHAIN:POSITION:HASH."""
 
     code = "audit.anchor_invalid"
 

@@ -1,4 +1,4 @@
-"""Operations on the settings file: show, check, patch, reload, apply its agents and people, and export."""
+"""Operations that show, check, change, reload, apply and export the settings file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
-from retinue.engine.run_finish import NOTHING_CANCELLED, CancelResult, cancel_runs_in
+from retinue.engine.run_cancel import NOTHING_CANCELLED, CancelResult, cancel_runs_in
 from retinue.operations.agent.agents import known_runners
 from retinue.operations.base import EmptyRequest, Operation, Services
 from retinue.operations.config.errors import RunnerUnknown, SettingsTextTooLarge
@@ -48,7 +48,7 @@ FILE_BYTES_MAX = 1_000_000
 
 
 class ConfigCheckRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The text of a settings file to check. Without it, the current settings file is checked."""
+    """Check the text of a settings file. Without `text`, the current settings file is checked."""
 
     text: str | None = None
 
@@ -56,7 +56,8 @@ class ConfigCheckRequest(msgspec.Struct, forbid_unknown_fields=True):
 class ConfigPatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Change the settings file by merging `changes` into it.
 
-    Tables are merged recursively, lists of tables by id or name, and null removes a key.
+    Tables are merged recursively. In a list of tables, tables with the same id or name are merged. The
+    value null removes a key.
     """
 
     changes: dict[str, Any]
@@ -64,13 +65,13 @@ class ConfigPatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConfigApplyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Apply the agents and people of the settings file.
+    """Apply the agents, people, schedules and bindings of the settings file.
 
-    `overwrite` also overwrites changes that were made outside the file since it was last applied. `dry_run` shows the
-    plan and stores nothing.
+    `overwrite` also overwrites changes that were made outside the file since it was last applied. With
+    `dry_run`, the response contains the plan, and nothing is stored.
 
-    `reset` also ends and deletes every run, removes all other schedules and bindings, and replaces the tokens of
-    agents.
+    `reset` also cancels and deletes every run, removes all other schedules and bindings, and replaces
+    the tokens of agents.
     """
 
     dry_run: bool = False
@@ -114,9 +115,9 @@ class ApplyStep(msgspec.Struct, frozen=True):
 
 
 class ConfigApplied(msgspec.Struct, frozen=True):
-    """`tokens` are the tokens of added people and, after a reset, of agents.
+    """Result of `config.apply`. `tokens` has the new tokens of added people and, after a reset, of agents.
 
-    They are shown only this once. A dry run creates none.
+    The tokens are shown only in this response. A dry run creates no tokens.
     """
 
     dry_run: bool
@@ -271,9 +272,9 @@ async def apply_config(services: Services, caller: Principal, request: ConfigApp
 
 
 def _check_runners(services: Services, agents_declared: Sequence[Agent]) -> None:
-    """Check the names of runners.
+    """Raise if an agent in the settings file has a runner that this server does not have.
 
-    Runners of plugins are known only after plugins are loaded, not when the file is parsed.
+    This is not checked when the file is parsed, because plugins that provide runners are loaded later.
     """
     known = known_runners(services)
     for agent in agents_declared:
@@ -292,7 +293,7 @@ class AppliedPlan(Struct, frozen=True):
 
 
 def _cancel_all_runs(tx: Transaction, *, by: str) -> CancelResult:
-    """Cancel every open run. Waiting envelopes stay, and the agents that exist afterwards process them."""
+    """Cancel every open run. Waiting envelopes are kept, and are processed by the agents after the reset."""
     done = [
         cancel_runs_in(tx, session, by=by, reason="the server was reset")
         for session in runs.list_open_sessions(tx.conn)

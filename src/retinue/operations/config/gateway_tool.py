@@ -22,11 +22,11 @@ from retinue.tools.base import ToolContext, as_tool_failed, schema_of
 
 PATHS_SHOWN_MAX = 20  # paths of a change named in the approval
 PATH_CHARS_MAX = 100
-_CAPABILITY = "house.admin"  # must not change: settings and agents deny it by this name
+_CAPABILITY = "house.admin"  # must not change: settings and agents use this name to deny the capability
 
 _encode = msgspec.json.Encoder().encode
 
-# The operation of each action. Settings are patched, never replaced: keys that are not named are kept.
+# The operation for each action. A patch keeps the settings that it does not contain.
 ACTION_OPERATIONS: Mapping[str, str] = {
     "status": "server.status",
     "doctor": "server.doctor",
@@ -70,8 +70,8 @@ class GatewayTool(Struct, frozen=True):
     def decide_confirmation(self, arguments: GatewayArguments, context: ToolContext) -> Decision | None:
         """Ask the owner about every change, because settings decide what agents may do.
 
-        A change needs confirmation even in a trusted context, because another person may have written
-        an instruction file.
+        A change needs confirmation even if the context is trusted, because the agent's instruction files
+        may contain text of another person.
         """
         match arguments.action:
             case "config_patch":

@@ -1,4 +1,7 @@
-"""Record settings changes that wait for a restart, and report them after the restart in the session that made them."""
+"""Records settings changes that need a restart, and reports them in a session after the restart.
+
+The session is the last used one of the caller that changed the settings.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +34,24 @@ class PendingRestart(msgspec.Struct):
 
 
 def save_pending_restart(data_dir: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
-    """Save the changed settings in a file, so that the session that made the change can be notified after the restart.
+    """Save the paths of the changed settings in a file, so that the session is notified after the restart.
 
-    Only the session of the last change is notified.
+    After several changes, only the session that was saved last is notified.
     """
     (data_dir / FORMER_NAME).unlink(missing_ok=True)
     replace_private_file(data_dir / FILE_NAME, msgspec.json.encode(PendingRestart(list(paths), agent, session)))
 
 
 async def announce_restart(data_dir: Path, intake: EnvelopeAcceptor, ids: IdSource) -> None:
-    """Notify the session that changed the settings, once, that the changes are in effect.
+    """Notify the saved session that the changes of settings are now in effect.
 
-    The idempotency key is derived from the file. The file is deleted when the envelope is accepted, or when its session
-    or agent is gone. If the store fails, the file stays for the next start.
+    The notification is an envelope. Its idempotency key is derived from the file with the pending
+    changes, so that it is sent only once. The file is deleted when the envelope is accepted, or if the
+    session or the agent no longer exists. If the store fails, the file is kept for the next start.
     """
     file = data_dir / FILE_NAME
     if not file.exists():
-        file = data_dir / FORMER_NAME  # an earlier version has written it
+        file = data_dir / FORMER_NAME  # written by an earlier version
     try:
         text = file.read_bytes()
         waiting = msgspec.json.decode(text, type=PendingRestart)

@@ -40,8 +40,11 @@ from retinue.operations.config_holder import ConfigHolder
 
 
 class ConfigPreviewRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Preview `changes`, in the form of `config.patch`, or a complete new `text`. Without both,
-    preview the current file."""
+    """Preview a change of the settings file.
+
+    Either `changes` contains the changes as in `config.patch`, or `text` is the complete new file.
+    Without both, the current file is shown.
+    """
 
     changes: Annotated[
         dict[str, Any] | None, msgspec.Meta(description="changes to preview, in the form of `config patch`")
@@ -54,7 +57,7 @@ class ConfigPreviewRequest(msgspec.Struct, forbid_unknown_fields=True):
 class SettingDetails(msgspec.Struct, frozen=True, rename={"origin": "from"}):
     """One setting.
 
-    `location` is where its value is set. If `pending_restart` is set, the value takes effect after a restart.
+    `location` is where the value is set. If `pending_restart` is true, the value takes effect after a restart.
     """
 
     path: list[str]
@@ -79,7 +82,7 @@ class SettingSectionDetails(msgspec.Struct, frozen=True):
 
 
 class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """One error in the file. `path` is empty and `line` is null if the error is not about a specific key."""
+    """One error in a settings file. If the error is not about one key, `path` is empty and `line` is null."""
 
     path: str
     sentence: str
@@ -90,8 +93,10 @@ class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}
 
 
 class ConfigFields(msgspec.Struct, frozen=True):
-    """The settings file on disk. If it has `faults`, it is not used: the server keeps the settings
-    that it read before."""
+    """The settings file on disk, with all settings and their values.
+
+    If the file has `faults`, the server does not use it, and keeps the settings that it has read before.
+    """
 
     file: str
     hash: str
@@ -101,8 +106,10 @@ class ConfigFields(msgspec.Struct, frozen=True):
 
 
 class ConfigPreview(msgspec.Struct, frozen=True):
-    """The settings file before and after a change. `patch` and `hash` are what config.patch needs
-    to make this change."""
+    """The settings file before and after a change.
+
+    To make the change, call `config.patch` with `patch` as `changes` and `hash` as `expected_hash`.
+    """
 
     old: str
     new: str
@@ -188,7 +195,7 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes that `config.patch` needs to turn the settings `old` into `new`. None removes a key."""
+    """Return the `changes` for `config.patch` that turn the settings `old` into `new`. The value None removes a key."""
     found: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before: Any = old.get(key)

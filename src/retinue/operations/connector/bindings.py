@@ -1,4 +1,4 @@
-"""Operations on bindings: which agent answers in which channel."""
+"""Operations on bindings. A binding decides which agent answers in which channels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Meta = msgspec.Meta
 class BindingSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Bind an agent to channels.
 
-    Omitted fields match everything: without an account, the binding applies to every account of the connector.
+    An omitted field matches every channel. For example, without `peer_kind`, the binding applies to
+    channels of every kind.
     """
 
     agent: Annotated[str, Meta(description="name of the agent that answers")]
@@ -49,7 +50,7 @@ class BindingIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BindingDetails(msgspec.Struct, frozen=True):
-    """One binding: an agent, and the channels in which it answers. Empty fields match everything."""
+    """One binding: an agent, and the channels in which it answers. An empty field matches every channel."""
 
     id: str
     agent: str
@@ -85,7 +86,10 @@ async def list_bindings(services: Services, caller: Principal, request: EmptyReq
 
 
 async def set_binding(services: Services, caller: Principal, request: BindingSetRequest) -> BindingSet:
-    """Set a binding and remove those that it replaces, in one commit, so that every message finds a binding."""
+    """Set a binding and remove the bindings that it replaces, in one commit.
+
+    A message that arrives meanwhile uses either the old or the new binding.
+    """
     match = _build_match(request)
     binding = Binding(
         id=services.ids.new(),

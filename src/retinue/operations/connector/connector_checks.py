@@ -1,4 +1,4 @@
-"""Doctor check of connectors: their health, their bindings and their access rules."""
+"""Check of `retinue doctor` for connectors: their health, their bindings and their access rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retinue.text.quantity import format_quantity
 
 
 class ConnectorFacts(Struct, frozen=True, kw_only=True):
-    """Facts about connectors for their doctor check. `health` is None if the server is stopped."""
+    """Facts for the check of connectors. `health` is None if the server is stopped."""
 
     connectors: tuple[tuple[str, ConnectorSettings], ...]
     health: tuple[ConnectorHealth, ...] | None
@@ -54,7 +54,7 @@ def evaluate_connectors(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
     if facts.poison_message_count:
         yield build_warning(
             f"{format_quantity(facts.poison_message_count, 'message')} could not be processed",
-            because="an error was raised each time such a message was received",
+            because="the server raised an error each time it received one of them",
             try_this="retry or drop them; list them: retinue poison-message list",
         )
 
@@ -91,9 +91,9 @@ def _evaluate_access(name: str, settings: ConnectorSettings) -> Iterator[DoctorF
 
 
 def _evaluate_bindings(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
-    """Yield bindings to missing agents or connectors.
+    """Yield a finding for each binding to an agent or a connector that does not exist.
 
-    Deleting an agent removes its bindings, so a missing agent can only be named in `extra_agents`.
+    Deleting an agent removes its own bindings, but other bindings can still name it in `extra_agents`.
     """
     known = {name for name, _ in facts.connectors} | {settings.platform for _, settings in facts.connectors}
     known |= {health.name for health in facts.health or ()}

@@ -1,7 +1,7 @@
-"""Operations on connectors: list, show, test, add, remove, enable and disable, and the available platforms.
+"""Operations that list, show, test, add, remove, enable and disable connectors, and list the platforms.
 
-The settings file is the source of truth: changes are written there and take effect at once. Each secret
-is written to a separate file, never to the settings file.
+Connectors are declared in the settings file. The operations write changes to this file, and the changes
+take effect at once. Each secret is written to a separate file, never to the settings file.
 """
 
 from __future__ import annotations
@@ -10,20 +10,11 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any
 
 import msgspec
 
-from retinue.config.connectors import (
-    ConnectorSettings,
-    check_connector_name,
-    iterate_secret_names,
-    iterate_secrets,
-    parse_connector_settings,
-)
-from retinue.config.errors import FaultCollector, InvalidSettings
-from retinue.config.settings_form import to_json_value
-from retinue.config.table_parser import cached_type_hints
+from retinue.config.connectors import ConnectorSettings, check_connector_name, iterate_secrets
 from retinue.connectors.base import ConnectorCheckResult, Platform
 from retinue.connectors.connector_factory import parse_platform_settings
 from retinue.connectors.connector_registry import UNSUPPORTED_PLATFORMS
@@ -37,20 +28,21 @@ from retinue.domain.principal import Principal
 from retinue.domain.shared_errors import ConnectorNotFound
 from retinue.domain.times import format_time as show_time
 from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.connector.connector_settings import (
+    SECRETS_DIRECTORY,
+    ConnectorAddRequest,
+    build_settings_table,
+    read_connector_settings,
+    to_settings_table,
+)
 from retinue.operations.connector.errors import (
     ConnectorExists,
     ConnectorNameInvalid,
     ConnectorRejected,
     ConnectorSecretByAgent,
-    ConnectorSecretInvalid,
-    ConnectorSecretUnknown,
     ConnectorsUnavailable,
 )
 from retinue.store.channels import connector_state
-from retinue.store.core.durable_files import replace_private_file
-
-SECRETS_DIRECTORY = "secrets"
-SECRET_CHARS_MAX = 16 * 1024
 
 Meta = msgspec.Meta
 ConnectorName = Annotated[str, Meta(description="name of a connector")]
@@ -58,22 +50,6 @@ ConnectorName = Annotated[str, Meta(description="name of a connector")]
 
 class ConnectorNameRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: ConnectorName
-
-
-class ConnectorAddRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Add a connector.
-
-    Its `secrets` are written to files in the data directory, and the settings refer to these files.
-    """
-
-    platform: Annotated[str, Meta(description="platform, such as telegram; `connector platforms` lists all")]
-    name: Annotated[str, Meta(description="name of the connector; default: the platform")] = ""
-    settings: Annotated[dict[str, Any], Meta(description="settings of the connector, as in the settings file")] = {}
-    answers: Annotated[
-        dict[str, str], Meta(description="settings of the connector by name, each as text that a person typed")
-    ] = {}
-    secrets: Annotated[dict[str, str], Meta(description="secrets of the connector by name, such as token")] = {}
-    check: Annotated[bool, Meta(description="test the connection first")] = True
 
 
 class ConnectorStatus(
@@ -103,7 +79,7 @@ class ConnectorList(msgspec.Struct, frozen=True):
 
 
 class ConnectorDetails(msgspec.Struct, frozen=True):
-    """One connector. `settings` contain the locations of secrets, never their values."""
+    """One connector. `settings` contains the locations of secrets, never their values."""
 
     connector: ConnectorStatus
     settings: dict[str, Any]
@@ -126,7 +102,7 @@ class PlatformDetails(msgspec.Struct, frozen=True):
 class PlatformList(msgspec.Struct, frozen=True):
     """The platforms to which a connector can connect.
 
-    `unavailable` maps each known platform that this server does not support to the reason.
+    `unavailable` has the known platforms that this server does not support, each with the reason.
     """
 
     platforms: list[PlatformDetails]
@@ -172,7 +148,7 @@ async def list_platforms(services: Services, caller: Principal, request: EmptyRe
         try:
             found.append(_to_platform_details(known.find(name)))
         except RetinueError:
-            continue  # cannot be imported, so it cannot be chosen; `connector add` says why
+            continue  # the platform cannot be imported; `connector add` reports why
     return PlatformList(found, dict(UNSUPPORTED_PLATFORMS))
 
 
@@ -181,7 +157,7 @@ async def show_connector(services: Services, caller: Principal, request: Connect
     settings = _connector_settings(services).get(request.name)
     return ConnectorDetails(
         to_connector_status(services, health),
-        {} if settings is None else _to_settings_table(_parse_platform_settings(services, request.name, settings)),
+        {} if settings is None else to_settings_table(_parse_platform_settings(services, request.name, settings)),
     )
 
 
@@ -196,7 +172,7 @@ async def add_connector(services: Services, caller: Principal, request: Connecto
     _check_addable(services, caller, name, kind, request)
     made: list[Path] = []
     try:
-        table = await asyncio.to_thread(_build_table, services, name, kind, request, made)
+        table = await asyncio.to_thread(build_settings_table, services, name, kind, request, made)
         settings = read_connector_settings(kind, name, table)
         account = ""
         if request.check:
@@ -206,7 +182,7 @@ async def add_connector(services: Services, caller: Principal, request: Connecto
         raise
     try:
         await _write_settings(services, {"connectors": {name: table}})
-    except Exception:  # Not if it is cancelled: the thread may still write the settings, which name these files.
+    except Exception:  # not for a cancellation: a thread may still write settings that refer to these files
         _delete_files(made)
         raise
     await _apply_settings(services)
@@ -221,7 +197,7 @@ def _delete_files(files: Iterable[Path]) -> None:
 
 
 async def remove_connector(services: Services, caller: Principal, request: ConnectorNameRequest) -> ConnectorRemoved:
-    """Remove a connector: its settings, the secret files created for it and its stored state."""
+    """Remove a connector's settings, its stored state and the secret files that were created for it."""
     settings = _parse_platform_settings(services, request.name, _require_in_settings(services, request.name))
     await _change_settings(services, {"connectors": {request.name: None}})
     for file in _created_secret_files(services, settings):
@@ -247,27 +223,12 @@ async def _set_enabled(services: Services, name: str, *, enabled: bool) -> Conne
 # --- settings ---
 
 
-def _connector_settings(services: Services) -> Mapping[str, ConnectorSettings]:
-    return services.settings().connectors if services.settings is not None else {}
-
-
-def _parse_platform_settings(services: Services, name: str, settings: ConnectorSettings) -> ConnectorSettings:
-    """Return the settings of a connector, with the platform's own keys parsed if the platform is known.
-
-    A platform that a plugin provides is known only while that plugin is loaded.
-    """
-    try:
-        return parse_platform_settings(require_supervisor(services).get_platform(settings.platform), name, settings)
-    except RetinueError:
-        return settings
-
-
 def _require_in_settings(services: Services, name: str) -> ConnectorSettings:
     held = services.require_config_holder().current.settings.connectors.get(name)
     if held is None:
         raise ConnectorNotFound(
             name,
-            because="the settings have no such section [connectors.NAME]; the connector of a plugin is changed with it",
+            because="no section [connectors.NAME] has this name; the connector of a plugin is changed with the plugin",
         )
     return held
 
@@ -283,59 +244,6 @@ def _check_addable(
         raise ConnectorExists(name, platform=kind.name)
     if request.secrets and caller.address.kind is AddressKind.AGENT:
         raise ConnectorSecretByAgent
-
-
-def _build_table(
-    services: Services, name: str, kind: Platform, request: ConnectorAddRequest, created_files: list[Path]
-) -> dict[str, Any]:
-    """Return the settings table of the new connector. Secret files that it writes are appended to `created_files`."""
-    answers = {key: parse_typed_value(kind.settings, key, text) for key, text in request.answers.items()}
-    given = {**kind.defaults, **answers, **request.settings}
-    table: dict[str, Any] = {"platform": kind.name, "dm_policy": DmPolicy.PAIRING.value, **given}
-    known = set(iterate_secret_names(kind.settings))
-    for stem, secret in request.secrets.items():
-        if stem not in known:
-            raise ConnectorSecretUnknown(stem, platform=kind.name, known=sorted(known))
-        if not secret.strip() or len(secret) > SECRET_CHARS_MAX or not secret.isprintable():
-            raise ConnectorSecretInvalid(stem, chars_max=SECRET_CHARS_MAX)
-        folder = services.data_dir / SECRETS_DIRECTORY
-        folder.mkdir(mode=0o700, exist_ok=True)
-        # A unique name: an existing file may be in use, and would be deleted if this connector is rejected.
-        file = folder / f"{name}-{stem}-{services.ids.new()[:8]}"
-        replace_private_file(file, secret.strip().encode())
-        created_files.append(file)
-        table[f"{stem}_file"] = f"{SECRETS_DIRECTORY}/{file.name}"
-    return table
-
-
-def parse_typed_value(settings_class: type[Any], key: str, text: str) -> Any:
-    """Convert text that was typed by a user to the type of the setting.
-
-    Text that does not fit the type is returned unchanged, and validation rejects it.
-    """
-    hint = cached_type_hints(settings_class).get(key, str)
-    if get_origin(hint) is tuple:
-        return [part for each in text.split(",") if (part := each.strip())]
-    if hint is bool:
-        return {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}.get(text.lower(), text)
-    if hint in (int, float):
-        try:
-            return hint(text)
-        except ValueError:
-            return text
-    return text
-
-
-def read_connector_settings(kind: Platform, name: str, table: Mapping[str, Any]) -> ConnectorSettings:
-    """Parse the settings table of a connector, as if it were in the settings file.
-
-    Raises one error that lists everything wrong.
-    """
-    faults = FaultCollector()
-    settings = parse_connector_settings(kind.settings, dict(table), ("connectors", name), faults)
-    if faults.count:
-        raise InvalidSettings(faults.in_file_order())
-    return settings
 
 
 async def _change_settings(services: Services, changes: Mapping[str, Any]) -> None:
@@ -357,9 +265,9 @@ async def _apply_settings(services: Services) -> None:
 
 
 def _created_secret_files(services: Services, settings: ConnectorSettings) -> list[Path]:
-    """Return the secret files that `connector.add` created, for deletion.
+    """Return the secret files that `connector.add` created for this connector.
 
-    Files elsewhere belong to the owner and are kept.
+    Secret files in other directories were created by the owner, and are not returned.
     """
     folder = (services.data_dir / SECRETS_DIRECTORY).resolve()
     files = [(services.data_dir / file).resolve() for _, _, file in iterate_secrets(settings.platform_settings) if file]
@@ -396,12 +304,6 @@ def to_connector_status(services: Services, health: ConnectorHealth) -> Connecto
         dm_policy=settings.access.dm_policy.value if settings is not None else "",
         in_groups=settings.access.group_policy.value if settings is not None else "",
     )
-
-
-def _to_settings_table(settings: ConnectorSettings) -> dict[str, Any]:
-    own = to_json_value(settings.platform_settings)
-    rest = {"platform": settings.platform, "enabled": settings.enabled, **to_json_value(settings.access)}
-    return {**rest, **own.get("table", own)}
 
 
 def _to_platform_details(kind: Platform) -> PlatformDetails:
@@ -497,3 +399,18 @@ OPERATIONS = (
         has_effect=True,
     ),
 )
+
+
+def _connector_settings(services: Services) -> Mapping[str, ConnectorSettings]:
+    return services.settings().connectors if services.settings is not None else {}
+
+
+def _parse_platform_settings(services: Services, name: str, settings: ConnectorSettings) -> ConnectorSettings:
+    """Return the settings of a connector, with the keys of its platform parsed if the platform is available.
+
+    The platform of a plugin is available only while the plugin is loaded.
+    """
+    try:
+        return parse_platform_settings(require_supervisor(services).get_platform(settings.platform), name, settings)
+    except RetinueError:
+        return settings

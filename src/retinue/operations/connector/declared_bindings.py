@@ -1,4 +1,4 @@
-"""Plan and apply the `[bindings.*]` tables of the settings file, for `config.apply`."""
+"""Plans and applies the `[bindings.*]` tables of the settings file, for `config.apply`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def plan_bindings(
 ) -> list[PlannedBinding]:
     """Plan the changes that make the stored bindings match the settings file.
 
-    The steps are in the order of the file. Bindings that an earlier file set and this file omits come
-    last, and are not changed.
+    The changes are in the order of the file. Bindings that an earlier version of the file declared, and
+    the current file does not, come last and are not changed.
 
-    Bindings are compared by the channels they match, because their names in the file are not stored.
+    A binding in the file and a stored binding are the same if they match the same channels. The names of
+    bindings in the file are not stored.
     """
     here = {} if reset else {each.match: each for each in bindings.list_all(conn)}
     planned = [_plan_binding(ids, name, table, here, overwrite=overwrite) for name, table in declared.items()]
@@ -55,7 +56,7 @@ def _plan_binding(
         return PlannedBinding(PlannedChange(ApplyAction.KEEP, name, "it is unchanged"))
     changed: dict[str, tuple[Any, Any]] = {"agents": (" ".join(was.agents), " ".join(wanted.agents))}
     if was.created_by != FILE_SOURCE and not overwrite:
-        because = f"it was changed by {was.created_by or 'someone'} since; use `--overwrite` to overwrite that change"
+        because = f"it was last changed by {was.created_by or 'someone'}; use `--overwrite` to overwrite that change"
         return PlannedBinding(PlannedChange(ApplyAction.DRIFT, name, because, changes=changed))
     return PlannedBinding(PlannedChange(ApplyAction.CHANGE, name, "the file differs", changes=changed), wanted, was)
 
@@ -78,7 +79,7 @@ def _agent_keys(binding: Binding) -> list[str]:
 
 
 def apply_bindings(tx: Transaction, plan: list[PlannedBinding], *, reset: bool) -> None:
-    """Apply the planned changes of bindings, in the same commit that stores the agents they name."""
+    """Apply the planned changes of bindings, in the commit that also stores the agents."""
     if reset:
         bindings.remove_all(tx.conn)
     for each in plan:

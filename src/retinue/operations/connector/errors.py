@@ -24,7 +24,7 @@ class ConnectorsUnavailable(NotFound):
 
 
 class ConnectorNameInvalid(Invalid):
-    """The name cannot be used for a connector. `because` says why."""
+    """The name is not valid for a connector. `because` is the reason."""
 
     code = "connector.name_invalid"
 
@@ -58,7 +58,7 @@ class ConnectorSecretByAgent(Invalid):
         super().__init__(
             "an agent cannot send the text of a secret",
             because="the secret would be stored in the history of the agent's session",
-            try_this="name the environment variable or the file that has the secret, in `settings`",
+            try_this="in `settings`, give the environment variable or the file that contains the secret",
         )
 
 
@@ -118,7 +118,7 @@ class BindingNotFound(NotFound):
 
 
 class BindingMatchInvalid(Invalid):
-    """A field that says where a binding applies is invalid."""
+    """A field that selects the channels of a binding is invalid."""
 
     code = "binding.match_invalid"
 
@@ -206,6 +206,6 @@ class IdentityIsUsername(Invalid):
     def __init__(self, username: str) -> None:
         super().__init__(
             f"{username[:64]!r} is a username, not an id",
-            because="someone else can take over a username, and this server would take them for that person",
+            because="a username can pass to someone else, whom the server would then treat as the linked person",
             try_this="link the permanent id: `retinue pairing list` shows it after the person has written",
         )

@@ -1,4 +1,4 @@
-"""Operations on pairing requests of unknown senders, and on identities: platform ids linked to people."""
+"""Operations on access requests of unknown senders, and on identities: platform ids linked to people."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class IdentityUnlinkRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PairingDetails(msgspec.Struct, frozen=True):
-    """One pairing request. `name` is chosen by the sender and proves nothing."""
+    """One access request. `name` is chosen by the sender, so it does not prove who the sender is."""
 
     id: str
     code: str
@@ -156,7 +156,7 @@ async def _decide_pairing(
 
 
 def _find_pairing(conn: sa.Connection, code_or_id: str, *, now_ms: int) -> Pairing:
-    """Find a request by its code, ignoring case, spaces and hyphens, or by its id."""
+    """Return the access request with this pairing code or id. Case, spaces and hyphens in a code are ignored."""
     code = code_or_id.strip().replace("-", "").replace(" ", "").upper()
     if (found := pairings.find_by_code(conn, code, now_ms=now_ms)) is not None:
         return found

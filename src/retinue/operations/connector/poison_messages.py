@@ -1,4 +1,4 @@
-"""Operations on poison messages: list, retry and drop."""
+"""Operations that list, retry and drop poison messages: inbound messages that could not be processed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PoisonMessageIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PoisonMessageDetails(msgspec.Struct, frozen=True):
-    """One poison message. `because` is the error that the message caused."""
+    """One poison message: an inbound message that could not be processed. `because` is the error that it caused."""
 
     id: str
     connector: str

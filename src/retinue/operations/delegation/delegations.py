@@ -143,7 +143,7 @@ async def stop_delegation(services: Services, caller: Principal, request: Delega
     stopped: list[str] = []
     ended: list[str] = []
     todo = [top]
-    for known in todo:  # grows by the delegations below each
+    for known in todo:  # the loop appends the delegations that each delegation made in turn
         each = await services.store.read(partial(delegations.get, id_=known.id))
         if each is None:
             continue
@@ -165,7 +165,7 @@ async def stop_delegation(services: Services, caller: Principal, request: Delega
 
 
 async def _cancel_unread(services: Services, delegation: Delegation, *, by: str, why: str) -> None:
-    """Cancel a delegation that no run has read yet. This ends its envelope, but no other envelope of that session."""
+    """Cancel a delegation that no run has read yet. This cancels its envelope, and no other envelope of the session."""
 
     def body(conn: sa.Connection) -> tuple[Wake, ...]:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -262,7 +262,7 @@ OPERATIONS = (
     ),
     Operation(
         name="delegation.stop",
-        summary="Stop a delegation, and all delegations that it led to.",
+        summary="Stop a delegation, and all delegations that its run made in turn.",
         parameters=DelegationStopRequest,
         handler=stop_delegation,
         permission=PermissionLevel.RESTRICTED,

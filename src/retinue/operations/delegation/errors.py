@@ -6,7 +6,7 @@ from retinue.domain.errors import Invalid, NotFound
 
 
 class SubagentSelectionInvalid(Invalid):
-    """A request to stop subagents must name either a subagent or a session, and this one names neither or both."""
+    """A request to stop subagents names neither a subagent nor a session, or names both."""
 
     code = "subagent.selection_invalid"
 
@@ -21,7 +21,7 @@ class SubagentSelectionInvalid(Invalid):
 class SubagentSessionDeleted(NotFound):
     """The session of the subagent was deleted.
 
-    `by_cleanup` is true if this was requested when the subagent was started.
+    `by_cleanup` is true if the subagent was started with `cleanup: delete`.
     """
 
     code = "subagent.session_deleted"

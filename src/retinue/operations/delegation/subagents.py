@@ -1,4 +1,4 @@
-"""Operations on subagents: list, show, stop, read the log of a subagent, and send it a message."""
+"""Operations that list, show and stop subagents, read their history, and send them messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retinue.operations.base import Operation, Services
 from retinue.operations.delegation.errors import SubagentSelectionInvalid, SubagentSessionDeleted
 from retinue.operations.envelope.envelopes import EnvelopeReceipt, EnvelopeSendRequest, send_envelope
 from retinue.operations.pagination import check_limit, invalid_cursor
-from retinue.operations.session.sessions import SessionHistory, SessionHistoryRequest, read_history
+from retinue.operations.session.session_history import SessionHistory, SessionHistoryRequest, read_history
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations, spend_report, subagents
 from retinue.store.runs.delegations import DelegationPosition
@@ -182,7 +182,7 @@ async def show_subagent_log(services: Services, caller: Principal, request: Suba
 
 
 async def send_to_subagent(services: Services, caller: Principal, request: SubagentSendRequest) -> EnvelopeReceipt:
-    """Send a message to a subagent. Its answer goes to the caller, not to the agent that started it."""
+    """Send a message to a subagent. The answer goes to the caller, not to the agent that started the subagent."""
     found = await services.store.read(partial(subagents.get_by_short_id, text=request.id, seen_by=caller))
     session = await _require_session(services, caller, request.id)
     return await send_envelope(

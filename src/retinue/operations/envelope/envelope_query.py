@@ -1,4 +1,4 @@
-"""Operations that list envelopes by sender or recipient, and the newest envelopes of all."""
+"""Operations that list envelopes by sender or recipient, or the newest envelopes of all senders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"f
     limit: int = 10
     created_after: str = ""
     created_before: str = ""
-    before: str = ""  # the last id of the previous page
+    before: str = ""  # id of the last envelope on the previous page
     ack: bool = False
 
 
@@ -120,7 +120,7 @@ async def _build_filter(services: Services, caller: Principal, request: Envelope
         status=request.status,
         after_ms=after_ms,
         before_ms=before_ms,
-        # Acknowledging counts as reading, so only envelopes that are due are listed.
+        # Listed envelopes are marked as read, so only those that are due are listed.
         due_ms=to_ms(now) if request.ack else LAST_MS,
         older_than_seq=older,
     )
@@ -138,8 +138,10 @@ def _is_addressed_to(envelope: Envelope, caller: Principal) -> bool:
 async def list_recent_envelopes(
     services: Services, caller: Principal, request: EnvelopeRecentRequest
 ) -> RecentEnvelopeList:
-    """List the newest envelopes that the caller may see, from any sender. The web app's activity
-    screen starts with this list."""
+    """List the newest envelopes that the caller may see, from any sender.
+
+    The activity screen of the web app first shows this list.
+    """
     check_list_limit(request.limit)
 
     def body(conn: sa.Connection) -> RecentEnvelopeList:

@@ -1,4 +1,4 @@
-"""Operations on envelopes: send, show, reply thread, dead letters, cancel and retry."""
+"""Operations that send, show, cancel and retry envelopes, and show reply threads and dead letters."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ class EnvelopeSendRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     to: str = ""
     text: str
     key: str = ""
-    conversation: str = ""  # by name: a separate session
-    session: str = ""  # an id, or `latest`; without both: the latest, or else a new one
+    conversation: str = ""  # name of a separate session
+    session: str = ""  # session id or `latest`; default: the latest session, or a new one if there is none
     deliver_at: str = ""
     expires_at: str = ""
     reply_to: str = ""
     attachments: list[AttachmentUpload] = []
-    # Requests for the run. Omitted fields are as the agent has them.
+    # Options of the run. They default to the settings of the agent.
     model: str = ""
     provider: str = ""
     lane: LaneKind | None = None
@@ -233,8 +233,8 @@ async def send_envelope(services: Services, caller: Principal, request: Envelope
 def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, to: Address) -> Lineage:
     """Return the lineage of an envelope that a run sends to another agent: who the work is for, and its limits.
 
-    The lineage is built in the same way as for a delegation: the work stays attributed to its first
-    sender. The work of a background job belongs to the sending agent itself.
+    As in a delegation, the work stays attributed to its first sender. The work of a background job is
+    attributed to the sending agent.
     """
     asker, target = agents.find(conn, caller.address.name), agents.find(conn, to.name)
     if asker is None or target is None:
@@ -254,9 +254,9 @@ def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, 
 async def _store_webhook(
     services: Services, caller: Principal, draft: EnvelopeDraft, webhook: Webhook
 ) -> EnvelopeDraft:
-    """Store an envelope's webhook before the envelope itself, and return the draft marked as having a webhook.
+    """Store the webhook of an envelope, and return the draft of the envelope marked as having a webhook.
 
-    If the envelope is not accepted, the webhook is never called.
+    The webhook is stored before the envelope. If the envelope is not accepted, the webhook is never called.
     """
     if caller.address.kind is not AddressKind.PERSON or not (caller.sees_everything or _is_member(caller)):
         raise WebhookNotAllowed
@@ -302,8 +302,8 @@ async def _resolve_session(
 ) -> tuple[Address, Origin]:
     """Return the recipient and origin of the given session, the named conversation, or the caller's latest session.
 
-    The latest session is identified by its origin, so the usual lookup finds it, or creates a new one
-    if that session no longer exists.
+    The origin identifies the latest session. When the envelope is accepted, the session is looked up by
+    its origin, and created if it no longer exists.
     """
     to = (
         address.parse_address(request.to)
@@ -331,7 +331,7 @@ async def _resolve_session(
 def _require_session(
     conn: sa.Connection, *, text: str, to: Address, caller: Principal, reply_to: EnvelopeId | None
 ) -> SessionId:
-    """Return the id of a session, if the caller may see that session or replies to an envelope from it."""
+    """Return the id of a session. Raise an error unless the caller may see it or replies to an envelope from it."""
     replied = envelopes.get(conn, reply_to) if reply_to else None
     if replied is not None and replied.sender.kind is AddressKind.AGENT and replied.sender.rest:
         there = replied.sender
@@ -388,7 +388,7 @@ def _to_attempt_details(attempt: DeliveryAttempt) -> DeliveryAttemptDetails:
 
 
 def _find_queue_position(conn: sa.Connection, envelope: Envelope, now_ms: int) -> int | None:
-    """Return the position among the envelopes due for the session's next run, or None. 1 is next."""
+    """Return the envelope's position among the due envelopes of its session, from 1, or None if it is not due."""
     if envelope.session is None or envelope.status is not EnvelopeStatus.PENDING:
         return None
     waiting = [each.id for each in envelopes.list_due(conn, envelope.session, now_ms, limit=QUEUE_POSITION_MAX)]
@@ -473,7 +473,7 @@ async def cancel_envelope(services: Services, caller: Principal, request: Envelo
             )
         because = f"cancelled by {caller.address}"
         wakes: tuple[Wake, ...] = ()
-        if by_sender:  # the sender knows and is not notified
+        if by_sender:  # a sender who cancels needs no notification
             outcomes.settle(tx, [id_], Outcome.CANCELLED, because=because)
             tx.emit(
                 EventKind.ENVELOPE_SETTLED,

@@ -68,7 +68,7 @@ class RunRequestNotAllowed(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "you cannot choose how this run is executed",
-            because="the owner may choose everything, members may choose only the model, and others may choose nothing",
+            because="the owner may choose everything, members only the model, and other senders nothing",
             try_this="leave out model, provider, lane, workspace and extra_system_prompt",
         )
 
@@ -126,7 +126,7 @@ class WebhookNotAllowed(NotAllowed):
 
 
 class WebhookRecipientInvalid(Invalid):
-    """A webhook is set on an envelope that no agent answers."""
+    """A webhook is set on an envelope whose recipient is not an agent."""
 
     code = "webhook.recipient_invalid"
 
@@ -197,7 +197,7 @@ class UploadQuotaReached(TooLarge):
 
 
 class UploadNotFound(NotFound):
-    """The principal has uploaded no file with this hash, or not recently."""
+    """The principal has not uploaded a file with this hash, or the upload has expired."""
 
     code = "upload.not_found"
 

@@ -1,4 +1,4 @@
-"""Operation that shows the lanes: active runs, waiting envelopes and the reason why each waits."""
+"""Operation that shows the lanes, with their active runs and waiting envelopes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LaneListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WaitingEnvelope(msgspec.Struct, frozen=True):
-    """One envelope that waits in a lane. `position` counts due envelopes only: 1 is next."""
+    """One envelope that waits in a lane. `position` is its position among the due envelopes, from 1."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -59,8 +59,8 @@ class WaitingEnvelope(msgspec.Struct, frozen=True):
 class ActiveRun(msgspec.Struct, frozen=True):
     """The open run of a lane. `step` is its current step: a model call, or a call of `tool`.
 
-    For a suspended run, `because` is the reason, `approval` the approval it waits for, and `resumes_at`
-    the time when its wait ends.
+    If the run is suspended, `because` is the reason, and `approval` is the approval that the run waits
+    for. `resumes_at` is the time at which the wait ends.
     """
 
     id: str
@@ -111,7 +111,7 @@ class ChannelQueue(msgspec.Struct, frozen=True):
 class LaneList(msgspec.Struct, frozen=True):
     """The lanes of the server.
 
-    Counts of envelopes and dead letters stop at `counted_max`. Only the owner sees `channels`.
+    Envelopes and dead letters are counted up to `counted_max`. Only the owner sees `channels`.
     """
 
     now: str
@@ -211,7 +211,7 @@ def _to_waiting_envelopes(
 def find_wait_reason(envelope: Envelope, lane: LaneStatus, slots: SlotStatus, *, now: datetime) -> WaitReason:
     """Return why an envelope waits.
 
-    A suspended run is not a reason, because a new envelope resumes it.
+    An envelope does not wait for a suspended run, because a new envelope resumes the run.
     """
     if envelope.due_at > now:
         return WaitReason.NOT_DUE

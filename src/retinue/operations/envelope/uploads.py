@@ -1,7 +1,7 @@
 """Keeps track of files that clients upload before they send the envelope that refers to them by hash.
 
-Only the principal that uploaded a file may refer to it, for a limited time: knowing a hash is not enough. A file that
-no envelope refers to by then is deleted like any unreferenced attachment file.
+Only the principal that uploaded a file may refer to it by its hash, and only for a limited time. If no envelope refers
+to the file by then, the file is deleted like any unreferenced attachment file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retinue.operations.envelope.errors import UploadNotFound, UploadQuotaReache
 UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # per file
 UPLOAD_TTL_S = 3000.0  # less than `store/envelopes/attachment_files` protects new files from its sweep
 UNUSED_FILES_MAX = 64  # files of one principal that no envelope refers to yet
-UNUSED_BYTES_MAX = 256 * 1024 * 1024  # total size of these
+UNUSED_BYTES_MAX = 256 * 1024 * 1024  # total size of these files
 
 
 class _PendingUpload(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Uploads(Struct):
         self._unexpired(principal)[attachment.hash] = _PendingUpload(attachment, self.monotonic_s())
 
     def use(self, principal: str, hash_: str) -> Attachment:
-        """Return the uploaded file of this hash and mark it as used. It can be used again until it expires."""
+        """Return the uploaded file with this hash and mark it as used. It can be used again until it expires."""
         found = self._unexpired(principal).get(hash_)
         if found is None:
             raise UploadNotFound(hash_)

@@ -63,7 +63,7 @@ class McpServerList(msgspec.Struct, frozen=True):
 class McpServerDetails(msgspec.Struct, frozen=True):
     """One MCP server. `content` is its complete tool list, and `lines` is the same list as text.
 
-    `diff` is the change since the last approval, or everything if there was none.
+    `diff` shows what has changed since the last approval. Without an approval, the whole list is new.
     """
 
     server: McpServerStatus
@@ -75,7 +75,7 @@ class McpServerDetails(msgspec.Struct, frozen=True):
 
 
 class McpApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """Result of an approval. `approved` is false if the tool list was only shown. `lines` is the answer as text."""
+    """Result of an approval. `approved` is false if the tool list was only shown. `lines` is the result as text."""
 
     server: McpServerStatus
     approved: bool
@@ -90,7 +90,7 @@ class McpRevoked(msgspec.Struct, frozen=True):
 
 
 def find_mcp_servers(holder: object) -> McpServerPool | None:
-    """Return the MCP servers of `Services` or `DoctorContext`, or None without MCP support."""
+    """Return the pool of MCP servers of a `Services` or `DoctorContext`, or None if the server has no MCP support."""
     return cast("McpServerPool | None", getattr(holder, "mcp", None))
 
 
@@ -150,7 +150,7 @@ async def revoke_mcp_server(services: Services, caller: Principal, request: McpS
 
 
 async def restart_mcp_server(services: Services, caller: Principal, request: McpServerNameRequest) -> McpServerStatus:
-    """Restart an MCP server, even while it waits for its next retry."""
+    """Restart an MCP server at once, even if it failed and its next retry is scheduled for later."""
     servers, status = _require_server(services, request.name)
     servers.restart(request.name)
     return _to_status(servers, status)
@@ -188,7 +188,7 @@ def _heading_lines(status: McpConnectionStatus) -> list[str]:
 
 
 def _diff_lines(before: str, after: str) -> list[str]:
-    """Return how a tool list changed since its last approval, as a diff. Without an approval, everything is new."""
+    """Return the changes of a tool list since its approval, as lines of a diff. Without an approval, all is new."""
     import difflib  # lazy: only needed if something has changed
 
     if not before:

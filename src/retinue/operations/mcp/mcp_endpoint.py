@@ -1,7 +1,7 @@
-"""The MCP server of Retinue itself: it offers operations and the tools of one agent to MCP clients.
+"""Retinue's own MCP server, which offers operations and the tools of one agent to MCP clients.
 
-The caller's level decides which operations are offered, and the agent's rules decide which tools. A client can call
-exactly what is listed.
+The caller's permission level decides which operations are offered, and the agent's rules decide which
+tools are. A client can call only what is listed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from retinue.operations.plugin.plugins import get_plugin_manager
 from retinue.operations.tool.errors import ToolNotFound
 from retinue.operations.tool.tool_invoke import ToolInvokeRequest, ToolInvokeResult, call_tool_directly
 from retinue.operations.tool_context import require_agent
-from retinue.policy.access import permissions
+from retinue.policy.access import operation_permissions
 from retinue.policy.tools.tool_policy import CallSource, ToolPolicyContext
 from retinue.store.runs.run_requesters import get_requesters_at
 from retinue.tools.base import schema_of
@@ -41,7 +41,8 @@ _encode = msgspec.json.Encoder().encode
 class McpEndpointTool(Struct, frozen=True, kw_only=True):
     """One tool that an MCP client can call.
 
-    With `has_effect`, a call changes something. With `reaches_outside`, a call reaches other systems.
+    `has_effect` says whether a call can change something, and `reaches_outside` whether it can reach
+    other systems.
     """
 
     name: str
@@ -60,9 +61,10 @@ class McpCallResult(Struct, frozen=True):
 class McpEndpoint(Struct, frozen=True, kw_only=True):
     """The endpoint for one MCP client.
 
-    `agent` is the agent whose tools the client can call in addition to operations. Empty means operations only.
+    `agent` is the agent whose tools the client can call in addition to operations. If it is empty, the
+    client can call only operations.
 
-    `check_send_limit` is called before an envelope is sent, and raises if the rate limit is exceeded.
+    `check_send_limit` is called before an envelope is sent. It raises if the rate limit is exceeded.
     """
 
     services: Services
@@ -103,13 +105,17 @@ class McpEndpoint(Struct, frozen=True, kw_only=True):
         """Return the operations that the caller's level permits, by tool name."""
         level, policy = self.caller.level, self.services.permission_policy
         reached = [
-            each for each in self._all_operations() if permissions.decide_operation(each.name, level, policy).is_allowed
+            each
+            for each in self._all_operations()
+            if operation_permissions.decide_operation(each.name, level, policy).is_allowed
         ]
         return {tool_name(each): each for each in reached}
 
     async def _agent_tools(self) -> list[ToolSpec]:
-        """Return the tools that the agent's rules allow, without operations: the caller performs
-        operations as itself."""
+        """Return the tools that the agent's rules allow, except operations.
+
+        A client calls operations with its own permissions, not with those of the agent.
+        """
         if not self.agent or self.services.toolbox is None:
             return []
         agent = await self._require_agent()
@@ -122,9 +128,11 @@ class McpEndpoint(Struct, frozen=True, kw_only=True):
         return [spec for spec in self.services.toolbox.offered_specs(agent, where) if spec.name not in operations]
 
     async def _require_agent(self) -> Agent:
-        """Return the agent. Callers other than the agent itself need the permission for `tool.invoke`."""
+        """Return the agent. Raise an error unless the caller is the agent, or may call the operation `tool.invoke`."""
         own = self.caller.address.kind is AddressKind.AGENT and self.caller.address.name == self.agent
-        permission = permissions.decide_operation(INVOKE_OPERATION, self.caller.level, self.services.permission_policy)
+        permission = operation_permissions.decide_operation(
+            INVOKE_OPERATION, self.caller.level, self.services.permission_policy
+        )
         if not own and not permission.is_allowed:
             raise PermissionDenied(f"use the tools of '{shorten_name(self.agent)}'", because=permission.because)
         return await self.services.store.read(partial(require_agent, name=self.agent))
@@ -132,7 +140,7 @@ class McpEndpoint(Struct, frozen=True, kw_only=True):
     def _tool_caller(self) -> Principal:
         """Return the principal for tool calls: the caller, marked as untrusted if it is an agent.
 
-        An agent's request may stem from anything that it has read.
+        The server cannot know what an agent has read before it makes a request.
         """
         if self.caller.address.kind is AddressKind.AGENT:
             return replace(self.caller, trust=Trust.UNTRUSTED)
@@ -143,7 +151,7 @@ async def _invoke_tool(services: Services, caller: Principal, request: ToolInvok
     return await call_tool_directly(services, caller, request, call_source=CallSource.MCP)
 
 
-# Not in the catalog: `McpEndpoint` decides who may call the tools of an agent, not a level alone.
+# Not in the catalog: `McpEndpoint` decides who may call the tools of an agent, not just the permission level.
 _INVOKE_TOOL = Operation(
     name="mcp.call",
     summary="Call a tool of an agent.",

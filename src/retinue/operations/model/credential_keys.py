@@ -1,4 +1,4 @@
-"""Determine where the key of a new credential is kept: an environment variable, a file of the owner, or a new file."""
+"""Determines where the key of a new credential is: in an environment variable, a file of the owner or a new file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CredentialOwner = Annotated[str, msgspec.Meta(description="agent that the creden
 class CredentialAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Add a credential.
 
-    Its key is in exactly one place: an environment variable of the server, a file, or `key`, which is stored in a file.
+    Exactly one of `key_env`, `key_file` and `key` must be set. The server writes `key` to a new file.
     """
 
     provider: Annotated[str, msgspec.Meta(description="model provider that the credential is for")]
@@ -66,7 +66,7 @@ def provider_settings(services: Services) -> Mapping[str, ProviderSettings]:
 
 
 def canonical_provider_name(services: Services, name: str) -> str:
-    """Return the canonical provider name. A provider that is configured under exactly this name wins over an alias."""
+    """Return the provider's name for a name or an alias. A configured provider with this name takes precedence."""
     folded = name.casefold()
     return folded if folded in provider_settings(services) else PROVIDER_ALIASES.get(folded, folded)
 
@@ -90,7 +90,7 @@ def parse_region(region: str) -> str | None:
 def resolve_key_source(
     services: Services, caller: Principal, request: CredentialAddRequest, *, agent: str, id_: str
 ) -> tuple[str, Path | None]:
-    """Return the location of the key, and the file created for it, if any."""
+    """Return the location of the key, and the path of the file that was created for the key, if any."""
     if sum(map(bool, (request.key_env, request.key_file, request.key))) != 1:
         raise CredentialKeySourceInvalid(id_)
     if request.key_env:
@@ -127,6 +127,6 @@ def keys_directory(services: Services, agent: str) -> Path:
 def check_readable(services: Services, credential: Credential) -> None:
     """Raise if the key of a new credential cannot be read.
 
-    Without this check, such a credential would later be skipped without an error.
+    Without this check, the server would later skip the credential without an error.
     """
     get_secret(credential).read(server_environment(services))

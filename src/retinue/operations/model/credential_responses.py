@@ -1,4 +1,4 @@
-"""Response types of the credential operations: location of the key and its failures, never the key itself."""
+"""Response types of the credential operations. They contain the location of a key, never the key itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CredentialState(StrEnum):
 class CredentialDetails(msgspec.Struct, frozen=True):
     """One credential: the location of its key, never the key. `agent` is null if it belongs to the server.
 
-    `failures` are keyed by model; failures that concern all models are under `*`.
+    `failures` has the last failure for each model. The key `*` stands for all models.
     """
 
     id: str
@@ -52,7 +52,7 @@ class CredentialDetails(msgspec.Struct, frozen=True):
 
 
 class CredentialList(msgspec.Struct, frozen=True):
-    """A list of credentials. Those of one provider and owner are in the order in which they are tried."""
+    """A list of credentials. For each provider and owner, they are in the order in which the server tries them."""
 
     credentials: list[CredentialDetails]
 

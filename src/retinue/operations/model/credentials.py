@@ -1,4 +1,7 @@
-"""Operations on model credentials: list, add, remove, order, and mark as used or failed. No answer has a key."""
+"""Operations that list, add, remove and order model credentials, and mark them as used or failed.
+
+Responses never contain a key.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ CredentialModel = Annotated[str, msgspec.Meta(description="apply to this model o
 
 
 class CredentialFailureReason(StrEnum):
-    """The reasons for which a credential is not used for a while."""
+    """Kinds of failures after which the server does not use a credential for a while."""
 
     AUTH = ModelFailureKind.AUTH.value
     PERMISSION = ModelFailureKind.PERMISSION.value
@@ -145,7 +148,7 @@ async def list_credentials(services: Services, caller: Principal, request: Crede
 
 
 async def add_credential(services: Services, caller: Principal, request: CredentialAddRequest) -> CredentialDetails:
-    """Add a credential. Its key file is written first, and deleted again if the credential is not stored."""
+    """Add a credential. Its key file is written first. If the credential is not stored, the file is deleted again."""
     now = services.clock.now()
     agent = await services.store.read(partial(_resolve_owner, name=request.agent))
     named, region = build_credential_id(services, request), parse_region(request.region)
@@ -178,7 +181,8 @@ async def add_credential(services: Services, caller: Principal, request: Credent
 async def remove_credential(services: Services, caller: Principal, request: CredentialIdRequest) -> CredentialRemoved:
     """Remove a credential.
 
-    Its key file is deleted first, because a credential without a key is noticed, but a leftover key file is not.
+    The key file is deleted before the credential. If the second step fails, the credential has no key,
+    which is reported. In the other order, a leftover key file would remain unnoticed.
     """
     credential = await services.store.read(
         partial(_require_credential, services=services, id_=request.id, owner_name=request.agent)

@@ -55,7 +55,7 @@ class CredentialVariableInvalid(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "`key_env` is not the name of an environment variable",
-            because="it must have capital letters, digits and underscores, and not start with a digit",
+            because="it must consist of capital letters, digits and underscores, and must not start with a digit",
             try_this="give the name of the variable here, or the key itself as `key`",
         )
 
@@ -195,7 +195,7 @@ class TooManyUsageDays(Invalid):
 
 
 class DateInvalid(Invalid):
-    """The text is not a date."""
+    """A date has an invalid format, or its year is too early."""
 
     code = "date.invalid"
 

@@ -1,4 +1,4 @@
-"""Operations on models: list the available models, and show which models an agent would use now, and why."""
+"""Operations that list the available models, and show which models an agent would use now, and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ FREE = "free"
 class ModelShowRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Show the models that agents would use.
 
-    Without an agent, show all agents. With a session, the model that was chosen in it comes first.
+    Without `agent`, the response has all agents. With `session`, the model that was chosen in this
+    session comes first.
     """
 
     agent: str = ""
@@ -41,10 +42,10 @@ class ModelShowRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. `number` selects it in a chat command.
+    """One model. People can use `number` to choose the model with a chat command.
 
-    `missing` says what to set before the model can be used. `retired` says which model to use
-    instead.
+    `missing` says what must be set before the model can be used. If the model is retired, `retired` says
+    which model to use instead.
     """
 
     number: int
@@ -63,9 +64,10 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """The models to choose from.
+    """The available models.
 
-    `allow` is empty if all models may be used. `catalog_date` is the date of the built-in model data.
+    `allow` lists the models that may be used; if it is empty, all models may be used. `catalog_date` is
+    the date of the built-in model data.
     """
 
     models: list[ModelRow]
@@ -83,9 +85,10 @@ class ModelChainEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentModelChain(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that an agent would use, in order. `current` explains their current status.
+    """The models that an agent would use, in the order in which they are tried.
 
-    If no model can be used, `error` has the reason.
+    `current` explains which model and credential are used now. If no model can be used, `error` is the
+    reason.
     """
 
     agent: str
@@ -98,7 +101,7 @@ class AgentModelChain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelChainList(msgspec.Struct, frozen=True):
-    """Models per agent. `catalog_date` is the date of the built-in model data."""
+    """The models that each agent would use. `catalog_date` is the date of the built-in model data."""
 
     default: str
     default_because: str
@@ -190,7 +193,7 @@ async def _build_chain(
 
 
 def format_price(price: Price | None) -> str:
-    """Return the price per million input and output tokens as text."""
+    """Return the price per million input and output tokens, formatted for display."""
     if price is None:
         return NOT_KNOWN
     text = f"{format_usd(price.input)} in, {format_usd(price.output)} out"
@@ -211,7 +214,7 @@ def _require_catalog(services: Services) -> ModelSelector:
 
 
 def _find_agents(conn: sa.Connection, caller: Principal, name: str) -> Sequence[Agent]:
-    """Return the agent of this name, or all agents if the name is empty. An agent sees only itself."""
+    """Return the agent with this name, or all agents if it is empty. A caller that is an agent gets only itself."""
     own = caller.address.name if caller.address.kind is AddressKind.AGENT else ""
     return [require_visible_agent(conn, caller, name or own)] if name or own else agents.list_all(conn)
 

@@ -1,4 +1,4 @@
-"""Operations on usage and cost: totals, daily series, and the budgets with the amounts spent."""
+"""Operations that show usage and cost, as totals or per day, and the budgets with the amounts spent."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ DAYS_MAX = 400
 
 
 class UsageRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """Show usage from one date to another, both included; the default is the last 30 days.
+    """Show usage from one day to another, including both days. The default is the last 30 days.
 
-    Estimated tokens are not counted.
+    Tokens that the server only estimated are not counted.
     """
 
     by: SpendGrouping = SpendGrouping.DAY
@@ -50,7 +50,8 @@ class UsageRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": 
 class UsageRow(msgspec.Struct, frozen=True):
     """Usage of one group of model calls.
 
-    `cost_microusd` includes `unknown_microusd`: the maximum cost of calls whose end is unknown.
+    `unknown_microusd` is the maximum cost of the calls that were interrupted, so that their real cost is
+    unknown. `cost_microusd` includes this amount.
     """
 
     key: str
@@ -88,7 +89,7 @@ class UsageGrouping(StrEnum):
 class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
     """Show usage per day, with dates as in `usage.show`.
 
-    `limit` is the maximum number of series. All other series are summed in one.
+    `limit` is the maximum number of series. All further series are added up in one series.
     """
 
     by: UsageGrouping = UsageGrouping.AGENT
@@ -100,7 +101,7 @@ class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from
 class UsageSeries(msgspec.Struct, frozen=True):
     """One series of a usage chart, with one value per day.
 
-    `is_rest` marks the sum of all other series, whose key is empty.
+    If `is_rest` is true, the series is the sum of all series beyond the limit, and `key` is empty.
     """
 
     key: str
@@ -112,7 +113,7 @@ class UsageSeries(msgspec.Struct, frozen=True):
 
 
 class DailyUsageReport(msgspec.Struct, frozen=True):
-    """Usage per day, as series for a chart, the most expensive series first."""
+    """Usage per day, as series for a chart. The series with the highest cost comes first."""
 
     by: UsageGrouping
     days: list[str]
@@ -121,7 +122,7 @@ class DailyUsageReport(msgspec.Struct, frozen=True):
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """One budget. Limits per run or run tree have no sums and no reset date."""
+    """One budget. A limit for each run or tree of runs has no amounts spent and no reset date."""
 
     name: str
     owner: str
@@ -170,7 +171,7 @@ async def show_usage(services: Services, caller: Principal, request: UsageReques
 
 async def show_daily_usage(services: Services, caller: Principal, request: UsageDaysRequest) -> DailyUsageReport:
     """Show usage per day and group, for a chart over time."""
-    check_limit(request.limit, least=1, most=SERIES_MAX, try_this="request fewer series: the others are summed in one")
+    check_limit(request.limit, least=1, most=SERIES_MAX, try_this="request fewer series; the rest are added up in one")
     first, last = _parse_range(services, request.from_, request.to)
     length = (last - first).days + 1
     if length > DAYS_MAX:
@@ -235,14 +236,14 @@ def _parse_date(services: Services, text: str) -> date:
 
 
 def _registered_name(found: object, given: str) -> str:
-    """Return a name in its registered spelling.
+    """Return the name of an agent or a person as it was registered.
 
     An unknown name is returned unchanged, because deleted agents and people may still have usage.
     """
     return getattr(found, "name", given) if given else ""
 
 
-_SUM_FIELDS = {"reserved_microusd": "held_microusd"}  # field of an answer: field of a sum in the store
+_SUM_FIELDS = {"reserved_microusd": "held_microusd"}  # field of a response: field of a sum in the store
 
 
 def _to_usage_row(used: UsageSum) -> UsageRow:
@@ -250,7 +251,7 @@ def _to_usage_row(used: UsageSum) -> UsageRow:
 
 
 async def list_budgets(services: Services, caller: Principal, request: EmptyRequest) -> BudgetList:
-    """Show the budgets that the caller may see. Those of the instance are visible to the owner only."""
+    """Show the budgets that the caller may see. Only the owner sees the budgets of the instance."""
     settings = services.config_holder.current.settings.budgets if services.config_holder else BudgetSettings()
     now = compute_budget_days(services.clock.now(), services.zone)
 

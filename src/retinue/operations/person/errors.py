@@ -9,7 +9,7 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class InvitationInvalid(NotAllowed):
-    """The invitation cannot be accepted."""
+    """The invitation was already used or revoked, or has expired."""
 
     code = "invitation.invalid"
 
@@ -48,7 +48,7 @@ class PersonNameTaken(Conflict):
 
 
 class PersonForgetUnconfirmed(Invalid):
-    """A person can only be forgotten if `confirm` repeats the name."""
+    """A request to forget a person does not repeat the person's name in `confirm`."""
 
     code = "person.not_confirmed"
 
@@ -129,7 +129,7 @@ class TooManyTokens(Invalid):
 
 
 class SignInNotForAgents(Invalid):
-    """An agent requested a code for signing in with a browser, which only people can use."""
+    """An agent requested a sign-in code for a browser. Only people can sign in with a browser."""
 
     code = "token.not_a_person"
 
@@ -197,7 +197,7 @@ class NotificationTextInvalid(Invalid):
 
 
 class NotificationSelectionInvalid(Invalid):
-    """A request must select one notification or all of them, and this one selects neither or both."""
+    """A request selects neither one notification nor all of them, or selects both."""
 
     code = "notification.selection_invalid"
 
@@ -247,7 +247,7 @@ class PreferencesNotForAgents(Invalid):
         super().__init__(
             "only people have preferences",
             because=f"you are {caller}",
-            try_this="look at the agent's settings: retinue agent show NAME",
+            try_this="show the agent's settings: retinue agent show NAME",
         )
 
 
@@ -286,7 +286,7 @@ class PreferenceTooLarge(TooLarge):
         super().__init__(
             f"the value of '{key}' is too large",
             because=f"the limit is {bytes_max:,} bytes of JSON",
-            try_this="store less in it, or split it over several keys",
+            try_this="shorten the value, or split it into several preferences",
         )
 
 

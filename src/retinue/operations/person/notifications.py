@@ -1,4 +1,4 @@
-"""Operations on notifications: create, list, mark as read and clear. Each person sees only their own."""
+"""Operations that create, list and clear notifications, and mark them as read. Each person sees only their own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NotificationCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
 class NotificationListRequest(msgspec.Struct, forbid_unknown_fields=True):
     unread: Annotated[bool, Meta(description="list only unread notifications")] = False
     limit: int = 20
-    before: Annotated[str, Meta(description="`next` from the previous page")] = ""
+    before: Annotated[str, Meta(description="`next` of the previous page; default: the first page")] = ""
 
 
 class NotificationSelectionRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class NotificationSelectionRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NotificationDetails(msgspec.Struct, frozen=True):
-    """One notification. If `untrusted` is set, its text comes from outside or was made from untrusted text."""
+    """One notification. `untrusted` is true if its text came from outside or was made from untrusted text."""
 
     id: str
     sender: str = msgspec.field(name="from")

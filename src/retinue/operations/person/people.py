@@ -1,4 +1,4 @@
-"""Operations on people: list, invite, change the role, and erase."""
+"""Operations that list, invite and erase people, and change their roles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from retinue.operations.person.errors import (
     SecondOwnerNotAllowed,
 )
 from retinue.operations.person.tokens import build_token
-from retinue.policy.access.permissions import is_at_least
+from retinue.policy.access.operation_permissions import is_at_least
 from retinue.store.people import people, tokens
 
 INVITATION_TTL_DAYS = 7
@@ -47,7 +47,7 @@ class PersonRoleRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PersonForgetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Erase a person. `confirm` repeats the name, because erasing cannot be undone."""
+    """Erase a person. This cannot be undone, so `confirm` must repeat the name."""
 
     name: str
     confirm: str = ""
@@ -72,7 +72,8 @@ class CallerDetails(msgspec.Struct, frozen=True):
 class PersonInvited(msgspec.Struct, frozen=True, kw_only=True):
     """The new invitation.
 
-    If the request is retried with the same idempotency key, `invitation` is left out and its name is in `shown_once`.
+    If the request is repeated with the same idempotency key, the response has no `invitation`, and
+    `shown_once` lists this field.
     """
 
     name: str
@@ -83,7 +84,7 @@ class PersonInvited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PersonForgotten(msgspec.Struct, frozen=True):
-    """How many rows of each kind were erased from the store with a person."""
+    """Result of erasing a person: the number of sessions, envelopes and records that were erased too."""
 
     name: str
     sessions: int
@@ -126,7 +127,10 @@ async def invite_person(services: Services, caller: Principal, request: PersonIn
 
 
 async def accept_invitation(services: Services, secret: str) -> dict[str, Any]:
-    """Redeem an invitation: add the person whom it names and return a token for them. An invitation works only once."""
+    """Accept an invitation: add the person that it names, and return a token for that person.
+
+    An invitation can be accepted only once.
+    """
     now = services.clock.now()
     look = partial(tokens.find_by_hash, token_hash=hash_token(secret), now_ms=to_ms(now))
     invitation = await services.store.read(look)

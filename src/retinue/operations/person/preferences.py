@@ -1,4 +1,4 @@
-"""Operations on preferences: small values by key that a person stores, the same on every device."""
+"""Operations on preferences: small values that a person stores under a key, for use on all devices."""
 
 from __future__ import annotations
 

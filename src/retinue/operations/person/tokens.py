@@ -1,4 +1,4 @@
-"""Operations on tokens. A secret is shown once, in the response that created it."""
+"""Operations on tokens. The secret of a token is shown only in the response to the request that created it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class TokenList(msgspec.Struct, frozen=True):
 class TokenCreated(TokenRow, frozen=True):
     """The new token.
 
-    If the request is retried with the same idempotency key, `token` is left out and its name is in `shown_once`.
+    If the request is repeated with the same idempotency key, the response has no `token`, and
+    `shown_once` lists this field.
     """
 
     token: str | msgspec.UnsetType = msgspec.UNSET
@@ -150,7 +151,7 @@ async def revoke_token(services: Services, caller: Principal, request: TokenIdRe
 
 
 async def rotate_token(services: Services, caller: Principal, request: TokenIdRequest) -> TokenCreated:
-    """Replace a token's secret in one commit, so that at any time either the old or the new secret is valid."""
+    """Replace a token's secret in one commit, so that either the old or the new secret is valid at any time."""
     now = services.clock.now()
     old = await services.store.read(lambda conn: _require_token(conn, caller, request, now_ms=to_ms(now)))
     token, secret, token_hash = build_token(
@@ -167,7 +168,7 @@ async def rotate_token(services: Services, caller: Principal, request: TokenIdRe
 
 
 async def create_sign_in_code(services: Services, caller: Principal, request: EmptyRequest) -> SignInCode:
-    """Create a code that signs a browser in as the caller, once, within five minutes."""
+    """Create a code with which a browser can sign in as the caller. It works once, within five minutes."""
     now = services.clock.now()
     expires_at = now + timedelta(seconds=CODE_TTL_S)
     if caller.address.kind is not AddressKind.PERSON:
@@ -192,9 +193,10 @@ def _to_response(services: Services, token: Token, response_type: type[TokenResp
 
 
 def _resolve_principal(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
-    """Return the principal that a token belongs to: by default the caller.
+    """Return the principal whose tokens a request concerns. The default is the caller.
 
-    Only the owner can name another person or agent. For all others, another principal is not found.
+    Only the owner can name another person or agent. For other callers, every other principal is reported
+    as not found.
     """
     if not text or text == str(caller.address):
         return caller.address

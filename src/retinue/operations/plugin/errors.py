@@ -20,7 +20,7 @@ class PluginsUnavailable(NotFound):
 
 
 class PluginInstanceNameInvalid(Invalid):
-    """A plugin instance cannot have this name. `wrong` says why."""
+    """A plugin instance cannot have this name. `wrong` is the reason."""
 
     code = "plugin.name_invalid"
 
@@ -73,7 +73,7 @@ class PluginSettingsTooDeep(Invalid):
 
 
 class PluginSettingsUnwritable(Conflict):
-    """If these settings were written to the settings file, the file would contain other settings than these."""
+    """The settings of a plugin cannot be written to the settings file, because the result would be different."""
 
     code = "plugin.settings_unwritable"
 

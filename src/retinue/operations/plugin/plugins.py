@@ -1,7 +1,7 @@
-"""List, inspect, configure, enable and reload plugins.
+"""Operations that list, show, configure, enable, disable and reload plugins.
 
-The settings file decides which plugins are loaded, and with which settings. The plugin validates a
-change first; then it is written to the file and applied immediately.
+The settings file says which plugins are loaded, and with which settings. The plugin first validates a
+change of its settings. Then the change is written to the file and applied at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Annotated, Any, Protocol, cast
 import msgspec
 
 from retinue.config import load_configuration
-from retinue.config.loader import find_data_directory, find_settings_file, read_settings_text
 from retinue.config.secret import SecretReference
+from retinue.config.settings_loader import find_data_directory, find_settings_file, read_settings_text
 from retinue.config.skills import PluginSettings, check_plugin_name
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
@@ -40,13 +40,13 @@ class PluginStatus(StrEnum):
     LOADED = "loaded"
     OFF = "off"  # disabled in the settings, or excluded by an exclusive plugin
     FAILED = "failed"
-    INSTALLED = "installed"  # but not named in the settings
+    INSTALLED = "installed"  # installed, but not named in the settings
 
 
 class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     """One plugin instance, or a plugin that is installed but not used.
 
-    `registers` maps a kind to the names that the plugin registers.
+    `registers` has the names of everything that the plugin registers, by kind: tools, operations, ...
     """
 
     name: str
@@ -63,7 +63,7 @@ class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
 
 class PluginManager(Protocol):
-    """The interface with which operations list, load and unload plugins."""
+    """The interface through which operations list, load and unload plugins."""
 
     async def list_plugins(self) -> Sequence[PluginDetails]: ...
 
@@ -76,7 +76,7 @@ class PluginManager(Protocol):
         ...
 
     async def check_settings(self, instance: str, settings: PluginSettings) -> None:
-        """Raise an error if a plugin instance cannot use these settings. Loads and changes nothing."""
+        """Raise an error if these settings are not valid for a plugin instance. Loads and changes nothing."""
         ...
 
     async def sync(self, wanted: Mapping[str, PluginSettings], *, reload: str = "") -> None:
@@ -208,7 +208,7 @@ async def _to_settings_details(services: Services, name: str) -> PluginSettingsD
 
 
 async def _save_settings(services: Services, name: str, settings: dict[str, Any]) -> PluginSettingsDetails:
-    """Let the plugin validate the settings, write them to the settings file, then apply them."""
+    """Have the plugin validate the settings, write them to the settings file and apply them."""
     held = _require_instance_settings(services, name)
     await _require_plugin_manager(services).check_settings(name, PluginSettings(plugin=held.plugin, settings=settings))
     changes = {"plugins": {name: {"settings": _diff_settings(held.settings, settings)}}}
@@ -227,9 +227,9 @@ async def _write_settings_file(services: Services, changes: Mapping[str, Any]) -
 
 
 def _check_patched_file(services: Services, name: str, changes: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise an error if the patched file would not contain exactly the wanted settings.
+    """Raise an error if the patched file would not contain exactly the wanted settings. Writes nothing.
 
-    The file writer merges some lists by name, so the result can differ. Nothing is written then.
+    The file writer merges some lists by name, so the result can differ from the wanted settings.
     """
     from retinue.config.toml_patch import patch_settings_text as patched_text
 
@@ -263,9 +263,9 @@ def _merge_settings(current: Mapping[str, Any], changes: Mapping[str, Any], *, d
 
 
 def _diff_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the patch with which the file writer turns one settings table into another.
+    """Return the patch that turns one settings table into another, for the file writer.
 
-    None removes a key.
+    In the patch, the value None removes a key.
     """
     changes: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
@@ -374,7 +374,7 @@ OPERATIONS = (
     ),
     _build_operation(
         "plugin.disable",
-        "Disable and unload a plugin. Its data stays.",
+        "Disable and unload a plugin. Its data is kept.",
         PluginInstanceRequest,
         disable_plugin,
         PluginDetails,

@@ -8,7 +8,7 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 
 
 class ProposedSettingsInvalid(Invalid):
-    """The proposed settings that a policy test should use are invalid."""
+    """The proposed settings for a policy test are invalid."""
 
     code = "policy.settings_invalid"
 

@@ -1,4 +1,4 @@
-"""Explain and test tool policy, list tools, and manage grants."""
+"""Operations that explain and test tool policy, list tools, and manage grants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.agents.agent_directory import agent_directory_of
-from retinue.config.loader import examine_configuration
+from retinue.config.settings_loader import examine_configuration
 from retinue.domain import permission
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
@@ -76,7 +76,10 @@ class PolicyFindingRow(msgspec.Struct):
 
 
 class PolicyExplanation(msgspec.Struct):
-    """How policy decides one tool call: the decision, the setting it depends on, and the finding of each layer."""
+    """The decision of the policy on one tool call, with the reason.
+
+    `key` is the setting that decided. `findings` has one entry for each layer of rules.
+    """
 
     agent: str
     tool: str
@@ -180,7 +183,7 @@ class GrantRevoked(msgspec.Struct):
 
 
 async def explain_policy(services: Services, caller: Principal, request: PolicyExplainRequest) -> PolicyExplanation:
-    """Explain how policy would decide a tool call that arrives now."""
+    """Explain whether the policy would allow a tool call now, deny it, or ask for approval."""
     toolbox = _require_toolbox(services)
     spec = toolbox.spec(request.tool)
     if spec is None:
@@ -232,7 +235,7 @@ async def test_policy(services: Services, caller: Principal, request: PolicyTest
     origin = build_policy_with_defaults(then.settings.provenance)
     toolbox = _require_toolbox(services)
     both = _PolicyPair(
-        # Use copies: these calls are only decided, and no tool may treat them as real.
+        # Use copies, so that no tool treats these calls as real: policy only decides them.
         current=toolbox.with_settings(services.require_config_holder().current.settings),
         proposed=toolbox.with_settings(then.settings, provenance_policy=lambda: origin),
         proposed_agents={agent.name.casefold(): agent for agent in then.declarations.agents},
@@ -253,7 +256,7 @@ async def test_policy(services: Services, caller: Principal, request: PolicyTest
 
 
 class _PolicyPair(Struct, frozen=True, kw_only=True):
-    """The current and the proposed policy, and the agents as the proposed settings declare them."""
+    """The current and the proposed tool policy, and the agents that the proposed settings declare."""
 
     current: Toolbox
     proposed: Toolbox
@@ -464,10 +467,10 @@ async def revoke_grant(services: Services, caller: Principal, request: GrantIdRe
 
 
 def _check_may_grant(caller: Principal) -> None:
-    """Raise unless the caller may create grants.
+    """Raise an error unless the caller may create grants.
 
-    Only callers that see everything, as the owner does, may. Agents pass on permissions with the tool
-    `grant_permission`. No permission level lets them create grants here.
+    Only the owner and the server may. An agent may not, even with level boss. It passes on
+    permissions with the tool `grant_permission`.
     """
     if not caller.sees_everything:
         raise GrantNotAllowed()

@@ -1,4 +1,4 @@
-"""Show everything a run did, in order and with timestamps, enough to draw a timeline."""
+"""Operation that shows everything that a run did, in order and with start and end times."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TraceEntryStatus(StrEnum):
 
 
 class EnvelopeReadEntry(msgspec.Struct, frozen=True, tag_field="type", tag="envelope_read"):
-    """An envelope that the run read. If `steered` is set, it arrived while the run was working."""
+    """An envelope that the run read. `steered` is true if the envelope was added to the run while it was active."""
 
     at_ms: int
     envelope: str
@@ -68,8 +68,8 @@ class EnvelopeSentEntry(msgspec.Struct, frozen=True, tag_field="type", tag="enve
 class ModelCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
     """One attempt at a model call.
 
-    If `summary` is set, the call compacts the context. `failure` is the kind of error, and `next_action` is what was
-    tried next. `record` is the number of the record that holds the full reply.
+    `summary` is true if the call compacts the context. `failure` is the kind of error, and `next_action`
+    is what the server did after it. `record` is the number of the record that contains the full reply.
     """
 
     at_ms: int
@@ -94,9 +94,9 @@ class ModelCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="model")
 class ToolCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="tool"):
     """One tool call.
 
-    `because` is the rule that allowed or refused it, and `approval` the approval that was requested
-    for it. `output` is truncated. `record` is the number of the record that holds the output.
-    `full_result` is the file that holds a long output in full.
+    `because` is the reason for the decision to allow or refuse the call, and `approval` is the approval
+    that was requested for it. `output` is truncated. `record` is the number of the record that contains
+    the output. If the output is long, `full_result` is the file that contains all of it.
     """
 
     at_ms: int
@@ -153,9 +153,9 @@ TraceEntry = (
 
 
 class RunTraceDetails(msgspec.Struct, frozen=True):
-    """Everything one run did. If `purged` is set, its steps are deleted, so the remaining entries have no durations.
+    """Everything that one run did. Times are Unix milliseconds.
 
-    Times are Unix milliseconds.
+    If `purged` is true, the steps of the run were deleted, so that the remaining entries have no durations.
     """
 
     run: RunRow
@@ -182,9 +182,9 @@ async def show_trace(services: Services, caller: Principal, request: RunIdReques
 
 
 def build_trace_entries(stored_trace: StoredRunTrace) -> list[TraceEntry]:
-    """Return the entries ordered by start time.
+    """Return the entries of a run, ordered by start time.
 
-    Entries with the same time keep their order, cause before effect.
+    If two entries have the same time, the cause comes before its effect.
     """
     acts: list[TraceEntry] = [
         *_build_envelope_read_entries(stored_trace),
@@ -264,7 +264,7 @@ def _to_suspend_or_resume_entry(stored_trace: StoredRunTrace, event: RunProgress
 
 
 def _build_model_and_tool_entries(stored_trace: StoredRunTrace) -> Iterator[TraceEntry]:
-    """Yield the entries of records with their steps, of steps without a record, and of failed model calls."""
+    """Yield an entry for each reply and tool result, each step without a record, and each failed model call."""
     by_seq = {taken.record_seq: taken for taken in stored_trace.steps if taken.record_seq is not None}
     calls: dict[str, Call] = {taken.step.call.id: taken.step.call for taken in stored_trace.steps if taken.step.call}
     turn = -1
@@ -349,7 +349,7 @@ def _to_failed_model_call_entry(model_call: RecordedModelCall) -> ModelCallEntry
 
 
 def _to_unrecorded_step_entry(stored_trace: StoredRunTrace, stored_step: TracedStep) -> TraceEntry:
-    """Return the entry of a step without a record: open, interrupted, or closed without writing a record."""
+    """Return the entry of a step that has no record, because it is open or was interrupted, or wrote no record."""
     step = stored_step.step
     status = {
         StepState.OPEN: TraceEntryStatus.OPEN,

@@ -1,9 +1,8 @@
-"""List runs, and show one: its result, its model calls, tokens and cost."""
+"""Operations that list runs, and show the result, the model calls, the tokens and the cost of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import partial
 from typing import Annotated
 
@@ -17,12 +16,13 @@ from retinue.domain.errors import Invalid
 from retinue.domain.ids import RunId, SessionId, parse_id_prefix
 from retinue.domain.principal import Principal
 from retinue.domain.record import Usage
-from retinue.domain.run import TIMED_OUT_CODES, Run, RunStatus
+from retinue.domain.run import Run, RunStatus
 from retinue.domain.shared_errors import TimeRangeInvalid
 from retinue.domain.storable_text import make_storable
 from retinue.domain.times import LAST_MS, format_time, parse_time, to_ms
 from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import check_limit, invalid_cursor
+from retinue.operations.run.run_result_status import RunResultStatus, classify_result
 from retinue.store.agents import agents
 from retinue.store.core.keyset_pagination import KeysetPosition
 from retinue.store.core.lookup import IdKind, find_by_short_id
@@ -33,35 +33,12 @@ from retinue.store.sessions import sessions
 LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 100
 
 
-class RunResultStatus(StrEnum):
-    """How a run ended, as shown to the caller.
-
-    Each value except `open` corresponds to one run status in the store.
-    """
-
-    OK = "ok"
-    FAILOVER = "failover"  # answered by a fallback model
-    COMPACTION = "compaction"  # answered after its context was compacted
-    TIMEOUT = "timeout"
-    ERROR = "error"
-    OPEN = "open"
-
-
-RUN_STATUS_BY_RESULT = {
-    RunResultStatus.OK: RunStatus.COMPLETED,
-    RunResultStatus.FAILOVER: RunStatus.COMPLETED,
-    RunResultStatus.COMPACTION: RunStatus.COMPLETED,
-    RunResultStatus.TIMEOUT: RunStatus.FAILED,
-    RunResultStatus.ERROR: RunStatus.FAILED,
-}
-
-
 class RunIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
 class ModelCallRow(msgspec.Struct, frozen=True):
-    """One model call: its usage, or the error and what was tried next."""
+    """One model call, with its usage, or with its error and what the server did after it."""
 
     turn: int
     attempt: int
@@ -92,20 +69,6 @@ class RunDetails(msgspec.Struct, frozen=True):
     started_at: str
     ended_at: str | None
     calls: list[ModelCallRow]
-
-
-def classify_result(run: Run, calls: list[model_calls.RecordedModelCall]) -> RunResultStatus:
-    if run.status.is_open:
-        return RunResultStatus.OPEN
-    if run.status is not RunStatus.COMPLETED:
-        return RunResultStatus.TIMEOUT if (run.error or "").startswith(TIMED_OUT_CODES) else RunResultStatus.ERROR
-    if any(call.next_action == "next_model" for call in calls):
-        return RunResultStatus.FAILOVER
-    return (
-        RunResultStatus.COMPACTION
-        if any(call.index < 0 and call.failure is None for call in calls)
-        else RunResultStatus.OK
-    )
 
 
 async def show_run(services: Services, caller: Principal, request: RunIdRequest) -> RunDetails:
@@ -258,9 +221,9 @@ async def list_runs(services: Services, caller: Principal, request: RunListReque
 
 
 def _registered_name(conn: sa.Connection, name: str) -> str:
-    """Return the agent's registered spelling.
+    """Return the name of the agent as it was registered.
 
-    Deleted agents still have runs, so unknown names pass unchanged.
+    An unknown name is returned unchanged, because deleted agents may still have runs.
     """
     found = agents.find(conn, validate_name(name, what="an agent"))
     return found.name if found is not None else name

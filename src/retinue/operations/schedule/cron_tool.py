@@ -1,7 +1,7 @@
-"""The `cron` tool, and the tools that keep a schedule's memory between its occurrences.
+"""The `cron` tool, and the tools that read and write the memory of a schedule.
 
-Operations do the work. The tool adds what follows from the conversation: reminders can quote recent
-messages, wake-ups return to this session, and answers go to its reply address.
+The `cron` tool calls operations, and fills in parameters from the current conversation. These are the
+session of a wake-up, the reply address of a schedule, and recent messages to quote.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.schedules import schedules
 from retinue.store.sessions import records, sessions
 from retinue.tools.base import Tool, ToolContext, ToolOutput, as_tool_failed, schema_of
-from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.file_services import FileServices
 from retinue.tools.files.read_tool import ReadArguments, ReadTool
 from retinue.tools.files.write_tool import WriteArguments, WriteTool
 from retinue.tools.notify import person_of
@@ -110,8 +110,8 @@ class CronArguments(msgspec.Struct, forbid_unknown_fields=True):
 class CronTool(Struct, frozen=True):
     """The `cron` tool, with which an agent manages its schedules, reminders and wake-ups.
 
-    The agent acts with its own rights: it sees and changes only the schedules that it owns. In a run on behalf of a
-    person other than the owner, it acts as that person, who then owns the schedules.
+    The agent sees and changes only the schedules that it owns. In a run on behalf of a person other than
+    the owner, the agent acts as that person, who then owns the schedules.
     """
 
     services: Callable[[], Services]
@@ -152,7 +152,7 @@ class CronTool(Struct, frozen=True):
     async def _add_defaults(
         self, services: Services, arguments: CronArguments, parameters: dict[str, Any], context: ToolContext
     ) -> None:
-        """Add the parameters that follow from the current conversation, such as the session and the reply address."""
+        """Fill in missing parameters from the current conversation, such as the session and the reply address."""
         match arguments.action:
             case "wake":
                 parameters["session"] = context.session
@@ -180,7 +180,7 @@ class CronTool(Struct, frozen=True):
 
 
 async def _read_reply_address(services: Services, context: ToolContext) -> str:
-    """Return the reply address of the current session. A new schedule's answers go there."""
+    """Return the reply address of the current session, to which the answers of a new schedule are sent."""
     session = await services.store.read(lambda conn: sessions.get(conn, context.session))
     return str(get_session_address(session.origin)) if session is not None else ""
 
@@ -224,7 +224,7 @@ def _sender_name(sender: address.Address) -> str:
 
 
 class NoCronArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """The arguments of tools that take none."""
+    """The argument type of tools without arguments."""
 
 
 class CronMemoryArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -338,11 +338,11 @@ def _is_empty(path: Path) -> bool:
 
 
 def build_cron_tools(
-    services: Callable[[], Services], operations: Mapping[str, Operation], file_access: FileServices
+    services: Callable[[], Services], operations: Mapping[str, Operation], file_services: FileServices
 ) -> tuple[Tool, ...]:
     return (
         CronTool(services, operations),
         CronReadTaskTool(services),
-        CronReadMemoryTool(services, ReadTool(file_access)),
-        CronWriteMemoryTool(services, WriteTool(file_access)),
+        CronReadMemoryTool(services, ReadTool(file_services)),
+        CronWriteMemoryTool(services, WriteTool(file_services)),
     )

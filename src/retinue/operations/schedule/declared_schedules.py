@@ -1,4 +1,4 @@
-"""Plan and apply the `[schedules.*]` tables of the settings file, for `config.apply`."""
+"""Plans and applies the `[schedules.*]` tables of the settings file, for `config.apply`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class PlannedSchedule(Struct, frozen=True):
 def plan_schedules(
     conn: sa.Connection, services: Services, declared: Mapping[str, Mapping[str, Any]], *, overwrite: bool, reset: bool
 ) -> list[PlannedSchedule]:
-    """Plan how the stored schedules become those of the settings file.
+    """Plan the changes that make the stored schedules match the settings file.
 
-    The steps are in the order of the file. Schedules that the file does not declare come last.
+    The changes are in the order of the file. Schedules that the file does not declare come last.
     """
     here = {each.schedule.name.casefold(): each for each in _list_named_schedules(conn)}
     if reset:
@@ -89,9 +89,9 @@ def _plan_schedule(
         return PlannedSchedule(PlannedChange(ApplyAction.ADD, name, "no schedule has this name yet"), wanted, enabled)
     changed = diff_schedules(was, wanted, stored.enabled, enabled)
     if not changed:
-        return PlannedSchedule(PlannedChange(ApplyAction.KEEP, was.name, "it is as declared"))
+        return PlannedSchedule(PlannedChange(ApplyAction.KEEP, was.name, "it matches the settings file"))
     if was.source != SETTINGS_SOURCE and not overwrite:
-        because = f"it was changed through the {was.source} since; use `--overwrite` to overwrite that change"
+        because = f"it was last changed through the {was.source}; use `--overwrite` to overwrite that change"
         return PlannedSchedule(PlannedChange(ApplyAction.DRIFT, was.name, because, changes=changed))
     because = "it differs from the settings file"
     return PlannedSchedule(

@@ -82,7 +82,7 @@ class ScheduleModelNotAllowed(NotAllowed):
     def __init__(self, *, level: str) -> None:
         super().__init__(
             "you cannot choose the model of a schedule",
-            because=f"it needs level standard; you have {level}",
+            because=f"you need the level standard; you have {level}",
             try_this="leave out `model`",
         )
 
@@ -114,7 +114,7 @@ class ScheduleChangeEmpty(Invalid):
 
 
 class ScheduleMissedInvalid(Invalid):
-    """The policy for missed occurrences is unknown."""
+    """The value of `missed`, which says what happens to missed occurrences, is neither `skip` nor `run`."""
 
     code = "schedule.missed_invalid"
 
@@ -122,7 +122,7 @@ class ScheduleMissedInvalid(Invalid):
         super().__init__(
             f"invalid value for missed: '{text[:32]}'",
             because="it must be skip or run",
-            try_this="use missed=skip, or missed=run to run late",
+            try_this="use missed=skip to skip missed occurrences, or missed=run to run them later",
         )
 
 
@@ -287,7 +287,7 @@ class ReminderRecipientInvalid(Invalid):
 
 
 class ReminderNotAllowed(NotAllowed):
-    """A person may only remind themselves."""
+    """A person other than the owner tried to remind someone else."""
 
     code = "reminder.not_allowed"
 
@@ -326,7 +326,7 @@ class ReminderDelayInvalid(Invalid):
 
 
 class TimeOffsetMissing(Invalid):
-    """A time has no UTC offset, so it would depend on a time zone setting."""
+    """A time has no UTC offset, so its meaning would depend on a time zone setting."""
 
     code = "time.no_offset"
 

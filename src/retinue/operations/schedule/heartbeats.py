@@ -1,4 +1,4 @@
-"""List and change the tasks of agents' heartbeats, and run a heartbeat now."""
+"""Operations that list heartbeats, show, add and remove their tasks, and run a heartbeat now."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class HeartbeatRunRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HeartbeatTaskRow(msgspec.Struct, frozen=True):
-    """One task of a heartbeat. `because` is the reason why the task does not run, or empty if it runs."""
+    """One task of a heartbeat. `because` is the reason why the task cannot run, or empty if it can run."""
 
     id: str
     title: str
@@ -144,9 +144,9 @@ class HeartbeatRunResult(msgspec.Struct, frozen=True):
 
 
 async def _require_agent(services: Services, caller: Principal, agent_name: str) -> Agent:
-    """Return the agent of this name.
+    """Return the agent with this name, or by default the calling agent or the default agent.
 
-    Raise if the caller may not change its heartbeat: only the owner and the agent may.
+    Only the agent itself and the owner may change its heartbeat. Raise for other callers.
     """
     own = caller.address.name if caller.address.kind is AddressKind.AGENT else ""
 
@@ -168,8 +168,8 @@ async def _ensure_agent_directory(services: Services, agent: Agent) -> Path:
 
 
 def _build_file_reader(services: Services) -> ReadWithTrust:
-    assert services.file_access is not None  # without file access there are no agent directories
-    return partial(read_with_trust, services.file_access)
+    assert services.file_services is not None  # without file access there are no agent directories
+    return partial(read_with_trust, services.file_services)
 
 
 async def _read_tasks(services: Services, agent: Agent) -> list[HeartbeatTaskFile]:
@@ -191,7 +191,7 @@ async def _require_task(services: Services, agent: Agent, id_: str) -> Heartbeat
 async def list_heartbeats(services: Services, caller: Principal, request: HeartbeatListRequest) -> HeartbeatList:
     """List the heartbeats of all agents that have a heartbeat or a task.
 
-    An agent that the request names is always listed.
+    An agent that the request names is listed even if it has neither.
     """
     if request.agent or caller.address.kind is AddressKind.AGENT:
         listed = [await _require_agent(services, caller, request.agent)]
@@ -263,7 +263,8 @@ async def _write_task(
 ) -> Path:
     """Write the file of a heartbeat task and record its trust.
 
-    Text from untrusted sources stays marked as untrusted, so that a file cannot turn it into instructions.
+    Text from an untrusted source stays marked as untrusted, so that writing it to a file does not make
+    it trusted.
     """
     home = await _ensure_agent_directory(services, agent)
     real = os.path.join(os.path.realpath(home), heartbeat.TASKS_FOLDER, f"{task.id}.md")
@@ -293,9 +294,9 @@ async def remove_task(services: Services, caller: Principal, request: HeartbeatT
 
 
 async def run_heartbeat(services: Services, caller: Principal, request: HeartbeatRunRequest) -> HeartbeatRunResult:
-    """Run a heartbeat now, whatever its active hours.
+    """Run a heartbeat now, even outside its active hours.
 
-    Unless forced, skip it if its last run is still working.
+    If the last run of the heartbeat is still active, no run is started unless `force` is set.
     """
     agent = await _require_agent(services, caller, request.agent)
     ids = [validate_task_id(id_) for id_ in dict.fromkeys(request.ids)]
@@ -332,7 +333,7 @@ async def run_heartbeat(services: Services, caller: Principal, request: Heartbea
 OPERATIONS = (
     unrestricted_operation(
         "heartbeat.list",
-        "List heartbeats: their times and tasks.",
+        "List heartbeats with their times and tasks.",
         HeartbeatListRequest,
         list_heartbeats,
         HeartbeatList,

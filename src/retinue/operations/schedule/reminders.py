@@ -1,9 +1,8 @@
-"""Set, list and cancel messages for later: reminders for people, and wake-ups for sessions of agents.
+"""Operations that add, list and delete reminders for people and wake-ups for sessions of agents.
 
-A reminder starts no run.
-
-Both are one-shot schedules, deleted after they fire. Their time has a UTC offset or is relative to now: it must not
-depend on the server's time zone.
+Reminders and wake-ups are messages that are sent once, at a set time. A reminder does not start a run.
+Both are stored as schedules with one occurrence, which are deleted after it. Their time must have a UTC
+offset or be relative to now, so that it does not depend on the server's time zone.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class ReminderList(msgspec.Struct, frozen=True):
 
 
 class WakeupList(msgspec.Struct, frozen=True):
-    """Wake-ups, soonest first. Wake-ups of an agent's other sessions are `redacted`."""
+    """Wake-ups, soonest first. If an agent lists them, those of its other sessions are `redacted`."""
 
     wakeups: list[ScheduleDetails]
 
@@ -151,7 +150,7 @@ async def _store_schedule(
 
 
 def _resolve_time(services: Services, at: str, delay_s: int) -> str:
-    """Return the time of a reminder as text with a UTC offset, from `at` or from a delay in seconds."""
+    """Return the time of a reminder or wake-up with a UTC offset, from `at` or from the delay in seconds."""
     if bool(at.strip()) == bool(delay_s):
         raise ReminderTimeMissing()
     if delay_s:

@@ -1,4 +1,4 @@
-"""Shows the occurrences of the coming days as a calendar, computed from the schedules."""
+"""Operation that lists the occurrences of the coming days, computed from the schedules."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from retinue.store.schedules.schedules import StoredSchedule
 
 DAYS_MAX = 31
 SCHEDULES_SHOWN_MAX = 200
-OCCURRENCES_MAX = 60  # per schedule; if there are more, `when` describes them
-TEXT_LENGTH_MAX = 200  # identifies a schedule without a name
+OCCURRENCES_MAX = 60  # per schedule; if there are more, `when` describes the others
+TEXT_LENGTH_MAX = 200  # in characters; enough to recognize a schedule without a name
 
 
 class CalendarRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,8 +33,8 @@ class CalendarRequest(msgspec.Struct, forbid_unknown_fields=True):
 class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule in the calendar.
 
-    If `truncated` is set, it has more than 60 occurrences: `times` has only the first 60, and `when` describes the
-    rest. `text` is shortened.
+    If `truncated` is true, the schedule has more than 60 occurrences in these days: `times` has only the
+    first 60, and `when` describes the others. `text` is shortened.
     """
 
     id: str
@@ -48,7 +48,7 @@ class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalendarDetails(msgspec.Struct, frozen=True):
-    """The calendar. Times are in the owner's time zone, soonest first. If `has_more` is set, schedules were omitted."""
+    """The calendar. Times are in the owner's time zone. If `has_more` is true, some schedules were omitted."""
 
     zone: str
     now: str

@@ -17,7 +17,7 @@ from retinue.schedules.schedule_parser import GateForm, schedule_to_form
 class ScheduleDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule. `when` describes its times, and `zone` is their time zone.
 
-    If `redacted` is set, only the times are shown.
+    If `redacted` is true, only the times are shown.
     """
 
     id: str
@@ -80,7 +80,7 @@ class ScheduleDeleted(msgspec.Struct, frozen=True):
 class ScheduleRunResult(msgspec.Struct, frozen=True):
     """Result of a request to run a schedule now.
 
-    `started` is false if the run was skipped, and `because` is the reason.
+    If no run was started, `started` is false and `because` is the reason.
     """
 
     id: str
@@ -97,10 +97,10 @@ class ScheduleExplanation(msgspec.Struct, frozen=True):
 
 
 class OccurrenceDetails(msgspec.Struct, frozen=True):
-    """One occurrence.
+    """One occurrence of a schedule, or a group of similar occurrences.
 
-    If `until` is set, the row covers all occurrences before that time. `count` is the number of
-    these occurrences, or null if it is very large.
+    If `until` is set, the row stands for all occurrences from `at` until that time. `count` is the
+    number of these occurrences, or null if it is very large.
     """
 
     number: int

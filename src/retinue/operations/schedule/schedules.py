@@ -1,6 +1,6 @@
-"""Add, list, change, run and explain schedules.
+"""Operations that add, list, change, run, explain and delete schedules.
 
-A schedule is visible to its owner and to the instance's owner.
+A schedule is visible to its owner and to the owner of the instance.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ScheduleAddRequest(ScheduleForm):
 class ScheduleSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Change a schedule. Omitted fields stay unchanged.
 
-    A new `at`, `every` or `cron` replaces the old one. An empty text clears a field.
+    A new `at`, `every` or `cron` replaces the previous times. An empty string clears a field.
     """
 
     schedule: Annotated[str, Meta(description="name or id of the schedule")]
@@ -124,7 +124,7 @@ class ScheduleSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     delete_after_run: bool | None = None
     gate: Annotated[
         schedule_parser.GateForm | msgspec.UnsetType | None,
-        Meta(description="command that decides whether an occurrence runs; null removes it"),
+        Meta(description="command that decides whether the run of an occurrence starts; null removes it"),
     ] = msgspec.UNSET
     model: str | None = None
     title: str | None = None
@@ -165,14 +165,14 @@ class ScheduleNextRequest(ScheduleRequest):
 
 class ScheduleHistoryRequest(ScheduleRequest):
     limit: int = 20
-    cursor: Annotated[str, Meta(description="`next` from the previous page")] = ""
+    cursor: Annotated[str, Meta(description="`next` of the previous page; default: the first page")] = ""
 
 
 # --- lookup and permission checks ---
 
 
 def find_schedule(conn: sa.Connection, text: str, *, seen_by: Principal) -> StoredSchedule:
-    """Return the visible schedule with this name or id prefix. Raise if none or several match."""
+    """Return the schedule with this name or id prefix. Raise if the caller sees no such schedule, or sees several."""
     named = schedules.get_by_name(conn, text.strip()) if text.strip() else None
     if named is not None and schedules.can_see(seen_by, named.schedule):
         return named
@@ -198,7 +198,7 @@ def owner_zone(services: Services) -> ZoneInfo:
 
 
 def check_schedule_allowed(services: Services, caller: Principal, schedule: Schedule, conn: sa.Connection) -> None:
-    """Raise an error if the caller may not have this schedule, because of its recipient, frequency, model or gate."""
+    """Raise an error if the recipient, frequency, model or gate of a schedule is not allowed for the caller."""
     _check_recipient(conn, caller, schedule)
     if caller.sees_everything:
         return
@@ -252,7 +252,7 @@ def _check_gate(services: Services, caller: Principal, conn: sa.Connection) -> N
 
 
 def explain_command_denial(toolbox: Toolbox, agent: Agent) -> str:
-    """Return why an agent may not run commands without approval; empty if it may."""
+    """Return the reason why an agent may not run commands without approval, or "" if it may."""
     spec = toolbox.spec("exec")
     if spec is None:
         return "this server has no tool for commands"
@@ -306,9 +306,9 @@ def build_schedule(
 
 
 def with_default_delivery(schedule: Schedule) -> Schedule:
-    """Return the schedule with its owner as recipient of its answers, if it has its own session and no recipient.
+    """Return the schedule with its owner as the recipient of its answers, if it needs a recipient and has none.
 
-    Schedules of the instance's owner stay unchanged.
+    Only a schedule with its own session, whose owner is a person other than the instance's owner, needs one.
     """
     own = (
         schedule.to.kind is AddressKind.AGENT
@@ -448,7 +448,7 @@ def _apply_changes(services: Services, caller: Principal, stored: StoredSchedule
         id=was.id,
         name=was.name,
         owner=was.owner,
-        # Unchanged text keeps its trust. New text or a new gate gets the trust of the caller.
+        # Unchanged text keeps its trust level. New text or a new gate gets the trust level of the caller.
         trust=caller.trust if "text" in changes or "gate" in changes else was.trust,
         now=services.clock.now(),
         zone=owner_zone(services),
@@ -489,7 +489,7 @@ async def _set_enabled(
 async def run_schedule(services: Services, caller: Principal, request: ScheduleRunRequest) -> ScheduleRunResult:
     """Run a schedule now, even if it is disabled.
 
-    Unless forced, skip it if its previous run is still working.
+    If the last run of the schedule is still active, no run is started unless `force` is set.
     """
 
     def body(conn: sa.Connection) -> ScheduleRunResult:
@@ -519,7 +519,7 @@ async def explain_schedule(
     when = schedule_parser.parse_when_fields(
         at=request.at, every=request.every, expression=request.cron, now=now, zone=zone
     )
-    # Finding a rare date can mean searching thousands of days.
+    # In a thread, because the search for a rare date can take thousands of days.
     times = await asyncio.to_thread(next_occurrences, when, now, zone, count=request.count)
     return ScheduleExplanation(
         describe_trigger(when, zone), zone.key, format_time(now, zone), [format_time(at, zone) for at in times]

@@ -1,4 +1,4 @@
-"""Run all registered health checks, or the security checks, and report the findings with next steps."""
+"""Operation that performs all registered health checks or the security checks, and reports what they find."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class DoctorCheckRow(msgspec.Struct, frozen=True):
 
 
 class SecurityFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """One problem found by the security checks. If `fixable` is set, `fix` can remove it."""
+    """One problem found by the security checks. If `fixable` is true, a request with `fix` removes the problem."""
 
     check: str
     severity: Literal["info", "warning", "critical"]
@@ -85,7 +85,8 @@ class SecurityFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}
 class DoctorReport(msgspec.Struct, frozen=True):
     """The results of all checks.
 
-    `lines` is the whole report as text. `security` and `fixed` are filled only on request.
+    `lines` is the whole report as lines of text. Only a request with `security` or `fix` fills `security`
+    and `fixed`.
     """
 
     health: DoctorHealth
@@ -132,8 +133,8 @@ async def run_doctor(services: Services, caller: Principal, request: DoctorReque
 
 
 async def _reload_rewritten_settings(holder: ConfigHolder) -> None:
-    """Reload the settings if their file has changed, so that the next change of a setting is made to the new text."""
-    with suppress(RetinueError):  # other errors in the file: it is as it was, and the report lists them
+    """Reload the settings if their file has changed, so that later changes of settings are made to the new file."""
+    with suppress(RetinueError):  # the file has other errors: keep the current settings, the report lists the errors
         if (await asyncio.to_thread(load_configuration, holder.environment)).hash != holder.current.hash:
             holder.reload()
 
@@ -141,8 +142,8 @@ async def _reload_rewritten_settings(holder: ConfigHolder) -> None:
 async def check_security(context: SecurityContext, caller: Principal, *, fix: bool) -> DoctorReport:
     """Run the security checks.
 
-    With `fix`, first remove file permissions that are safe to remove, and rename settings that still have the name of
-    an earlier version.
+    With `fix`, first remove file permissions that are safe to remove, and rename settings that have the
+    names of an earlier version.
     """
     from retinue.operations.server import security
 
@@ -165,7 +166,7 @@ async def check_security(context: SecurityContext, caller: Principal, *, fix: bo
 
 
 def _rewrite_settings(environment: Mapping[str, str]) -> list[str]:
-    """Rename old settings in the settings files. Returns what was done, one line per name."""
+    """Rename old settings in the settings files. Return one line for each renamed setting."""
     from retinue.config.settings_upgrade import upgrade_settings_files
 
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""The doctor's standard checks: store, disk, files, agents, settings, clock and versions."""
+"""The standard checks of `retinue doctor`: store, disk, files, agents, settings, clock and versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_problem, build_warning
 from retinue.store.agents import agents as store_agents
 from retinue.store.core import tables as t
-from retinue.store.core.former_file import FORMER_NAME, STORE_NAME
+from retinue.store.core.database_rename import FORMER_NAME, STORE_NAME
 from retinue.store.envelopes import dead_letters as store_dead_letters
 from retinue.store.ledger import ledger
 from retinue.store.open_store import SCHEMA, stored_revision
@@ -183,7 +183,7 @@ def check_ledger(facts: IntegrityFacts) -> Iterable[DoctorFinding]:
     if broken:
         yield build_problem(
             f"the ledger is inconsistent: {', '.join(broken)}",
-            because="equations over the database do not hold",
+            because="these equations over the database are not satisfied",
             try_this="copy the data directory, then report the output of `retinue ledger`",
         )
 
@@ -204,7 +204,8 @@ def check_clock(facts: StoreFacts) -> Iterable[DoctorFinding]:
     if ahead_s > CLOCK_AHEAD_S_MAX:
         yield build_problem(
             f"the server's time is {ahead_s:,.0f} s ahead of this machine's clock",
-            because=f"its time never goes back; its last commit is from {from_ms(facts.latest_ms):%Y-%m-%d %H:%M} UTC",
+            because=f"the server's time never goes back; its last commit is from "
+            f"{from_ms(facts.latest_ms):%Y-%m-%d %H:%M} UTC",
             try_this="synchronize the machine's clock; the server continues when the clock has caught up",
         )
 
@@ -296,16 +297,16 @@ def check_retired_models(facts: AgentFacts) -> Iterable[DoctorFinding]:
     for agent in facts.agents:
         if ends := facts.retired_models.get(agent.name):
             yield build_warning(
-                f"{agent.name} uses a model that its provider retires",
+                f"{agent.name} uses a model that its provider is retiring",
                 because=ends,
                 try_this=f"retinue agent set {agent.name} --model NAME, or set `models.default`",
             )
 
 
 def check_agents_usable(facts: AgentFacts) -> Iterable[DoctorFinding]:
-    """Report agents that cannot take a turn.
+    """Yield a finding for each agent whose runner or model cannot be used.
 
-    Without a running server the runners are unknown, and nothing is reported about them.
+    Without a running server, the available runners are unknown, so runners are not checked.
     """
     for agent in facts.agents:
         if facts.runners is not None and agent.runner not in facts.runners:
@@ -330,7 +331,7 @@ def check_agent_directories(facts: AgentFacts) -> Iterable[DoctorFinding]:
         yield build_warning(
             f"agent directories without an agent: {_join_names(orphans)}",
             because="their agents were removed, or the folders were created by hand",
-            try_this="look into these directories, and delete those that you do not need",
+            try_this="check their content, and delete those that you do not need",
         )
 
 
@@ -352,7 +353,7 @@ class DiskFacts(Struct, frozen=True, kw_only=True):
     private_paths: tuple[PrivatePath, ...]
     free_bytes: int
     file_system: str
-    are_logs_writable: bool | None  # None: no log folder yet
+    are_logs_writable: bool | None  # None if there is no log folder yet
     newest_backup_ms: int | None
     has_database: bool
     now_ms: int
@@ -415,7 +416,7 @@ def _read_mounts() -> str:
 
 
 def find_file_system(path: Path, mounts: str) -> str:
-    """Return the file system type of a path, by its longest mount point; empty if unknown."""
+    """Return the type of the file system that contains a path, or "" if it is unknown."""
     best, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split()
@@ -428,10 +429,10 @@ def find_file_system(path: Path, mounts: str) -> str:
 
 
 def check_permissions(facts: DiskFacts) -> Iterable[DoctorFinding]:
-    """Report files that others can access.
+    """Yield a finding for each private file that other users can access.
 
-    Inside a private data directory only the key files must be private themselves. Otherwise every
-    file must.
+    If the data directory itself is private, only the key files inside it are checked. Otherwise every
+    file is checked.
     """
     closed = all(not each.mode & 0o077 for each in facts.private_paths if each.path == facts.data_dir)
     for each in facts.private_paths:
@@ -570,7 +571,7 @@ def check_versions(facts: MachineFacts) -> Iterable[DoctorFinding]:
             yield build_problem(
                 f"{name} {'.'.join(map(str, found))} is too old",
                 because=f"retinue needs {'.'.join(map(str, least))} or newer",
-                try_this=f"run it with a newer {name}",
+                try_this=f"run retinue with a newer {name}",
             )
 
 
@@ -580,7 +581,7 @@ STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
     ),
     DoctorCheck(
         name="exposure",
-        ok_message="only this machine can reach it",
+        ok_message="only this machine can reach the server",
         gather=gather_settings_facts,
         evaluate=check_exposure,
     ),
@@ -644,7 +645,7 @@ STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
     ),
     DoctorCheck(
         name="agents",
-        ok_message="every agent has its runner and model",
+        ok_message="the runner and the model of every agent can be used",
         gather=gather_agent_facts,
         evaluate=check_agents_usable,
     ),
@@ -656,7 +657,7 @@ STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
     ),
     DoctorCheck(
         name="agent_directories",
-        ok_message="every agent directory has its agent",
+        ok_message="every agent directory belongs to an agent",
         gather=gather_agent_facts,
         evaluate=check_agent_directories,
     ),

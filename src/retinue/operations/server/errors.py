@@ -15,7 +15,7 @@ class DoctorFixNotAllowed(NotAllowed):
     def __init__(self, *, level: str) -> None:
         super().__init__(
             "you cannot change the permissions of the server's files",
-            because=f"it needs level boss; you have {level}",
+            because=f"you need the level boss; you have {level}",
             try_this="leave out --fix, or ask the owner",
         )
 
@@ -47,7 +47,7 @@ class PurgeDaysInvalid(Invalid):
 
 
 class BackupPathNotAllowed(NotAllowed):
-    """Only the owner chooses where a backup is written."""
+    """A caller other than the owner chose where a backup is written."""
 
     code = "backup.path_not_allowed"
 

@@ -1,7 +1,7 @@
-"""Read the server log backwards, newest entry first, across rotated files and with bounded reads.
+"""Reads the server log backwards, newest entry first, including rotated files.
 
-An entry is a log line and the indented lines below it. A position is a file's inode and an offset,
-so it survives log rotation.
+An entry is a log line and the indented lines below it. A position is the inode of a file and an offset,
+so it stays valid when the log is rotated. Each request reads a limited number of bytes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LOG_FORMAT = re.compile(
 
 
 class LogPosition(Struct, frozen=True):
-    """Position before which reading resumes: a log file and an offset in it."""
+    """A log file and an offset in it. Reading resumes with the entry before this position."""
 
     inode: int
     position: int
 
 
 class LogEntry(Struct, frozen=True):
-    """One entry of the server log. `at` and `level` are empty if its line does not have the log format."""
+    """One entry of the server log. If its first line does not have the log format, `at` and `level` are empty."""
 
     at: str
     level: str

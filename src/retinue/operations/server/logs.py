@@ -1,6 +1,6 @@
-"""Show the log of the running server.
+"""Operation that shows the log of the running server.
 
-Secrets were redacted when it was written, and are redacted again.
+Secrets are redacted when an entry is written, and again when it is shown.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class LogListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogEntryRow(msgspec.Struct, frozen=True):
-    """One log entry. `text` is the phrase with its fields, followed by attached lines such as a traceback.
+    """One log entry. `text` is the message with its fields, followed by attached lines such as a traceback.
 
-    A line without the server's log format has no `level`.
+    For a line that does not have the server's log format, `level` is empty.
     """
 
     at: str
@@ -56,9 +56,9 @@ class LogEntryRow(msgspec.Struct, frozen=True):
 
 
 class LogEntryList(msgspec.Struct, frozen=True):
-    """One page of log entries. `next` is the cursor of the next page, with older entries.
+    """One page of log entries. `next` is the cursor of the next page, which has older entries.
 
-    Each request reads a limited part of the log. A page can be empty and still have a `next`.
+    Each request reads a limited part of the log, so a page can be empty and still have a `next`.
     """
 
     entries: list[LogEntryRow]

@@ -1,4 +1,4 @@
-"""Purge old data and back up the instance, on request and daily."""
+"""Operations that purge old data and back up the instance, and the daily purge."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ UNREFERENCED_FILE_AGE_H = 24  # an unreferenced file may belong to an envelope t
 
 
 class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Delete old data. Data whose period is not given is kept, and nothing is deleted unless `dry_run` is false."""
+    """Delete old data. By default, this is a dry run: data is deleted only if `dry_run` is false.
+
+    Each period is the minimum age in days of the data to delete. If a period is omitted, its data is kept.
+    """
 
     done_days: int | None = None  # envelopes, this many days after their outcome; also the events of that time
     events_days: int | None = None
@@ -59,7 +62,7 @@ class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PurgeCounts(Struct, frozen=True):
-    """Counts of what a purge deleted or would delete."""
+    """Number of items that a purge deleted or would delete, for each kind of data."""
 
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -69,10 +72,10 @@ class PurgeCounts(Struct, frozen=True):
 
 
 class BackupRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The backup is written to a new folder in `RETINUE_HOME/backups`, or to a path that the owner names."""
+    """Back up the instance to a new folder in `RETINUE_HOME/backups`, or to a path that the owner gives."""
 
     to: str = ""  # absolute path that does not exist yet
-    verify: bool = False  # read everything back and check the copy's ledger
+    verify: bool = False  # read the backup again, and check the ledger of the copied database
 
 
 class PurgeResult(msgspec.Struct, frozen=True):
@@ -120,7 +123,7 @@ async def purge_data(services: Services, caller: Principal, request: PurgeReques
 
 @contextmanager
 def _exclusive_maintenance(services: Services) -> Generator[None]:
-    """Allow one purge or backup at a time: a purge deletes files that a backup is about to copy."""
+    """Allow one purge or backup at a time, because a purge could delete files that a backup is about to copy."""
     mark = ("server", "maintenance")
     if mark in services.keys_in_progress:
         raise MaintenanceInProgress()
@@ -142,7 +145,7 @@ def _cutoff_ms(now: datetime, days: int | None, name: str) -> int | None:
 async def count_purgeable(store: Store, files: AttachmentFiles, horizon: PurgeHorizon, *, now: datetime) -> PurgeCounts:
     """Count what a purge would delete.
 
-    Excludes attachment files of envelopes that would be deleted.
+    The attachment files of envelopes that would be deleted are not counted.
     """
 
     def body(conn: sa.Connection) -> PurgeCounts:
@@ -171,7 +174,7 @@ def _count_envelopes(conn: sa.Connection, horizon: PurgeHorizon, before_ms: int)
 
 
 async def run_purge(store: Store, files: AttachmentFiles, horizon: PurgeHorizon, *, clock: Clock) -> PurgeCounts:
-    """Delete the data that `horizon` allows, in many short commits, so that messages are accepted in between."""
+    """Delete the data that is older than `horizon` allows, in short commits between which messages are accepted."""
     purged = ZERO_COUNTS
     # Events first: they must not outlive their envelopes. Runs last: they link the envelopes of a batch.
     if horizon.events_horizon_ms is not None:
@@ -232,9 +235,9 @@ async def _purge_expired(store: Store, clock: Clock) -> PurgeCounts:
 
 
 async def purge_daily(services: Services, retention: Callable[[], RetentionSettings]) -> None:
-    """Purge according to the settings soon after startup, then daily.
+    """Purge old data according to the settings, soon after startup and then daily.
 
-    Expired rows are always deleted.
+    Expired rows are deleted even if the settings say that data is kept.
     """
     wait_s = FIRST_PURGE_S
     while True:

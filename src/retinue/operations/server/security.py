@@ -1,7 +1,7 @@
-"""Security checks with severities, and fixes that are safe without asking.
+"""Security checks of `retinue doctor --security`, and the fixes that `--fix` makes without asking.
 
-Each check evaluates facts and performs no I/O. `--fix` only removes other users' file permissions;
-everything else is the owner's decision.
+Each check evaluates facts and performs no I/O. The fixes in this module only remove the file permissions
+of other users. All other findings need a decision of the owner.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SecuritySeverity(StrEnum):
 
 
 class PermissionFix(Struct, frozen=True, kw_only=True):
-    """File permissions of other users that can be removed safely."""
+    """A file and its permissions before and after the access of other users is removed."""
 
     path: Path
     mode_before: int
@@ -81,7 +81,7 @@ class SecurityFinding(Struct, frozen=True, kw_only=True):
 
 
 class _Finding(Struct, frozen=True, kw_only=True):
-    """What a check returns: a finding without the id of the check, which is added later."""
+    """A finding as a check returns it, without the id of the check. The id is added later."""
 
     severity: SecuritySeverity
     sentence: str
@@ -154,7 +154,7 @@ def _covers_all_addresses(network: str) -> bool:
 
 
 def _runs_without_sandbox(facts: SecurityFacts) -> bool:
-    """Whether the settings let commands run outside a sandbox."""
+    """Return whether the settings allow commands to run outside a sandbox."""
     sandbox = facts.settings.sandbox
     return (
         sandbox.kind is SandboxKind.OFF
@@ -242,10 +242,10 @@ _KIND_LABELS = {
 
 
 def _build_mode_check(kind: str) -> Callable[[SecurityFacts], Iterator[_Finding]]:
-    """Return a check of the permissions of one kind of path.
+    """Return a function that checks who can access the paths of one kind.
 
-    Inside a private data directory only keys and settings must be private themselves. Outside it
-    every path must.
+    Paths outside the data directory must be private. Paths inside it must be private if other users
+    can access the data directory. Keys and settings must always be private.
     """
 
     def judge(facts: SecurityFacts) -> Iterator[_Finding]:
@@ -312,7 +312,7 @@ def check_plaintext_secrets(facts: SecurityFacts) -> Iterator[_Finding]:
         exposed = place.partition(": ")[0] in open_files
         yield (build_critical if exposed else build_warning)(
             f"{place} has a secret in plain text",
-            because="anyone who reads the file or a copy of it knows the secret"
+            because="anyone who reads the file or a copy of it gets the secret"
             + ("; other users can read it now" if exposed else ""),
             try_this='move it to a separate file and refer to it: { file = "/PATH" }, or { env = "NAME" }',
         )
@@ -404,7 +404,7 @@ def check_owner_tokens(facts: SecurityFacts) -> Iterator[_Finding]:
         if owners and token.expires_at is None and token.label != OWNER_TOKEN_LABEL:
             yield build_warning(
                 f"the token '{token.label or token.id[:8]}' has the owner's rights and never expires",
-                because="it belongs to the owner, and has no expiry",
+                because="anyone who gets a copy of it has the owner's rights until it is revoked",
                 try_this="create one for an agent or a member instead, or one that expires: --expires-in-days",
             )
 
@@ -421,7 +421,7 @@ def check_guests(facts: SecurityFacts) -> Iterator[_Finding]:
 
 
 def check_outside_senders(facts: SecurityFacts) -> Iterator[_Finding]:
-    """Report settings that give outside senders more tools than the default.
+    """Yield a finding if settings give outside senders more tools than the default.
 
     Outside senders are guests, paired senders, people in groups, and webhooks.
     """
@@ -441,16 +441,16 @@ def check_outside_senders(facts: SecurityFacts) -> Iterator[_Finding]:
     if looser:
         yield build_warning(
             f"senders who are neither you nor a member have more than the minimal tools: {_join_names(looser)}",
-            because="these settings add tools for guests, paired senders, people in groups or webhooks, and with these "
-            "tools the agent can read for them whatever it may read itself",
+            because="these settings add tools for guests, paired senders, people in groups or webhooks, who can then "
+            "use the agent to read everything that the agent may read",
             try_this="remove what they do not need, or make the people members: retinue person role NAME member",
         )
 
 
 def _exceeds_minimal(lists: ToolLists, *, without_profile: bool = False) -> bool:
-    """Whether these rules give an outside sender more than the profile `minimal`.
+    """Return whether these rules give an outside sender more tools than the profile `minimal`.
 
-    `without_profile`: a missing profile counts too, because no other rule sets one.
+    With `without_profile`, rules without a profile also give more tools, because no other rule sets a profile.
     """
     profiles = ("minimal",) if without_profile else ("minimal", None)
     return lists.profile not in profiles or bool(lists.also_allow or lists.ask)
@@ -487,7 +487,7 @@ def check_channel_rules(facts: SecurityFacts) -> Iterator[_Finding]:
         if len(ruled) < len(channels):
             yield build_warning(
                 f"everyone who writes in {_join_names(set(channels) - set(ruled))} can use all tools of {agent}",
-                because="no rule in [tools.by_channel] applies to it",
+                because="no rule in [tools.by_channel] applies to these channels",
                 try_this='add [tools.by_channel."*"] with a `profile` or a `deny`',
             )
 
@@ -503,8 +503,8 @@ def check_small_models(facts: SecurityFacts) -> Iterator[_Finding]:
             yield build_critical(
                 f"{each.agent.name} has a small model, reads the web, and has no sandbox",
                 because=f"{each.agent.model} {why}: such models follow instructions in web pages; "
-                f"it may use {_join_names(tools)}",
-                try_this="use a sandbox, a larger model, or no web tools for it",
+                f"the agent may use {_join_names(tools)}",
+                try_this="use a sandbox, a larger model, or no web tools for this agent",
             )
 
 
@@ -536,7 +536,7 @@ def check_audit(facts: SecurityFacts) -> Iterator[_Finding]:
 
 
 class SecurityCheck(Struct, frozen=True, kw_only=True):
-    """One security check. `ok_message` is shown if it has no findings."""
+    """One security check. `ok_message` is shown if the check has no findings."""
 
     id: str
     ok_message: str
@@ -561,7 +561,7 @@ def _build_check(id_: str, ok_message: str, evaluate: Callable[[SecurityFacts], 
 
 
 SECURITY_CHECKS: tuple[SecurityCheck, ...] = (
-    _build_check("listen.beyond_loopback", "only this machine can reach it", check_listen_address),
+    _build_check("listen.beyond_loopback", "only this machine can reach the server", check_listen_address),
     _build_check("listen.plain_http", "network traffic is encrypted", check_public_url),
     _build_check("listen.any_proxy", "only your own proxies are trusted", check_trusted_proxies),
     _build_check("sandbox.off", "commands run in a sandbox", check_sandbox_on),
@@ -606,7 +606,7 @@ SECURITY_CHECKS: tuple[SecurityCheck, ...] = (
 async def run_security_checks(
     context: SecurityContext, checks: Sequence[SecurityCheck] = SECURITY_CHECKS
 ) -> list[SecurityFinding]:
-    """Return all findings, most severe first."""
+    """Perform the security checks and return all findings, the most severe first."""
     facts = await gather_security_facts(context)
     order = list(SecuritySeverity)
     found = [each for check in checks for each in check.findings(facts)]
@@ -617,7 +617,7 @@ async def run_security_checks(
 
 
 def fix_permissions(fix: PermissionFix) -> str:
-    """Remove other users' permissions on a file, and return the change as text; empty if nothing changed.
+    """Remove other users' permissions on a file. Return the change as text, or "" if nothing was changed.
 
     Never follows a symbolic link, never changes another user's file, and never adds a permission.
     """
@@ -642,9 +642,9 @@ def fix_permissions(fix: PermissionFix) -> str:
 
 
 def _fix_socket_permissions(fix: PermissionFix, status: os.stat_result) -> str:
-    """Change a socket by its path, because it cannot be opened.
+    """Remove other users' permissions on a socket by its path, because a socket cannot be opened.
 
-    This is safe: only the owner can replace a file in our folder.
+    This is safe, because only the owner can replace a file in this folder.
     """
     if not _can_fix(status):
         return ""

@@ -31,14 +31,14 @@ from retinue.domain.token import Token, TokenKind
 from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.operations.known_secrets import SECRET_NAME, collect_secrets
 from retinue.operations.known_secrets import collect_secret_values as secrets_in
-from retinue.policy.access.permissions import override_levels
+from retinue.policy.access.operation_permissions import override_levels
 from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.sandbox.base import SandboxProbe
 from retinue.sandbox.bubblewrap import BubblewrapSandbox
 from retinue.store.agents import agents, audit
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
-from retinue.store.core.former_file import FORMER_NAME, STORE_NAME
+from retinue.store.core.database_rename import FORMER_NAME, STORE_NAME
 from retinue.store.people import people
 from retinue.store.people.tokens import IS_VALID, token_from_row
 from retinue.text.redaction import Redactor, redact_patterns
@@ -60,9 +60,9 @@ SYNC_MARKER_FILES = (".dropbox", ".dropbox.cache", ".stfolder", ".sync", ".nextc
 
 
 class SecurityContext(Struct, frozen=True, kw_only=True):
-    """What the security checks can access.
+    """The parts of the server that the security checks can examine.
 
-    Without a running server there is no toolbox. A damaged instance may have no store.
+    Without a running server, `toolbox` is None. If the store cannot be opened, `store` is None.
     """
 
     data_dir: Path
@@ -75,7 +75,7 @@ class SecurityContext(Struct, frozen=True, kw_only=True):
 
 
 class ProtectedPath(Struct, frozen=True, kw_only=True):
-    """A file or folder that must be private to the owner. `kind` selects its check."""
+    """A file or folder that only the owner may access. `kind` selects the check for it."""
 
     kind: str
     path: Path
@@ -90,7 +90,7 @@ class AgentAbilities(Struct, frozen=True, kw_only=True):
 
     agent: Agent
     allowed_tools: Mapping[str, frozenset[ToolEffect]]
-    public_channel: str = ""  # channel through which unknown senders reach it; empty: none
+    public_channel: str = ""  # channel through which unknown senders reach the agent, or ""
 
     def tools_with_effect(self, effect: ToolEffect) -> tuple[str, ...]:
         return tuple(sorted(name for name, effects in self.allowed_tools.items() if effect in effects))
@@ -114,7 +114,7 @@ class SecurityFacts(Struct, frozen=True, kw_only=True):
     people: tuple[Person, ...]
     shared_with: Mapping[str, int]
     tokens: tuple[Token, ...]
-    channels: Mapping[str, tuple[str, ...]]  # by agent: the channels in which others write to it
+    channels: Mapping[str, tuple[str, ...]]  # by agent: the channels in which other people write to the agent
     plugins: tuple[str, ...]
     lowered_operations: Mapping[str, tuple[PermissionLevel, PermissionLevel]]  # by operation: default and lowered level
     audit_flaws: tuple[str, ...]
@@ -200,7 +200,7 @@ def _read_stored_facts(conn: sa.Connection, *, now_ms: int, with_audit: bool) ->
         shared_with={row.person: row.n for row in conn.execute(_select_shares)},
         tokens=tuple(token_from_row(row) for row in conn.execute(_select_tokens, {"now": now_ms})),
         channels={agent: tuple(every) for agent, every in rooms.items()},
-        audit_flaws=tuple(f"{flaw.chain[:8] or 'house'} line {flaw.position}: {flaw.sentence}" for flaw in found),
+        audit_flaws=tuple(f"{flaw.chain[:8] or 'server'} entry {flaw.position}: {flaw.sentence}" for flaw in found),
     )
 
 
@@ -208,9 +208,10 @@ def _read_stored_facts(conn: sa.Connection, *, now_ms: int, with_audit: bool) ->
 
 
 def _find_abilities(agent: Agent, toolbox: Toolbox | None, stored_facts: _StoredFacts) -> AgentAbilities:
-    """Return the tools that an agent may use: for unknown senders if it has channels, otherwise in a terminal.
+    """Return the tools that an agent may use for an unknown sender in its first channel.
 
-    Without a toolbox the tools are unknown.
+    If the agent has no channel, return the tools that it may use in a terminal. Without a toolbox, the
+    tools are unknown.
     """
     channels = stored_facts.channels.get(agent.name, ())
     if toolbox is None:
@@ -240,7 +241,7 @@ def _find_lowered_operations(settings: Settings) -> dict[str, tuple[PermissionLe
 
 
 async def _probe_sandbox(settings: Settings, context: SecurityContext) -> SandboxProbe | None:
-    """Return whether commands can run in bubblewrap. Containers are probed at startup, not here."""
+    """Return whether commands can run in bubblewrap. Containers are not checked here, but when the server starts."""
     if context.is_quick or settings.sandbox.kind is not SandboxKind.BUBBLEWRAP:
         return None
     with tempfile.TemporaryDirectory(prefix="retinue-probe-") as folder:

@@ -1,4 +1,4 @@
-"""Operations on the server: status, initial state for clients, ledger check, and why something happened."""
+"""Operations that show the server's status and initial state, check the ledger, and explain what happened."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
 
 
 class InitialState(msgspec.Struct, frozen=True):
-    """Everything a client needs when it starts, as of `cursor`. Events continue from there."""
+    """Everything that a client needs when it starts. The events after `cursor` report later changes."""
 
     cursor: int
     principal: str
@@ -126,7 +126,7 @@ async def check_ledger(services: Services, caller: Principal, request: EmptyRequ
 
 
 async def explain_why(services: Services, caller: Principal, request: WhyRequest) -> WhyExplanation:
-    from retinue.store.runs.why import explain  # many rarely used queries: keep them out of startup
+    from retinue.store.runs.explanations import explain  # many rarely used queries: keep them out of startup
 
     found = await services.store.scan(partial(explain, id_text=request.id, seen_by=caller))
     return WhyExplanation(found.format_lines(services.zone))

@@ -1,6 +1,6 @@
-"""List deleted sessions that can still be restored, and restore one.
+"""Operations that list deleted sessions which can still be restored, and restore them.
 
-`sessions` has the delete operation.
+The module `sessions` has the operation that deletes a session.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from retinue.domain.times import format_time, to_ms
 from retinue.operations.base import Operation, Services
 from retinue.operations.session.errors import SessionNotRestorable, SessionOriginTaken
 from retinue.operations.session.sessions import (
-    RESTORABLE_DAYS,
     SessionIdRequest,
     SessionSummary,
     check_owner,
     find_free_name,
     require_agent,
     to_session_summary,
+    write_session,
 )
 from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import sessions
 
 LIST_LIMIT_MAX = 50
+
+RESTORABLE_DAYS = 30  # after deletion
 
 
 class DeletedSessionListRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,7 +52,7 @@ class DeletedSessionList(msgspec.Struct):
 async def list_deleted_sessions(
     services: Services, caller: Principal, request: DeletedSessionListRequest
 ) -> DeletedSessionList:
-    """List deleted sessions, the last deleted first."""
+    """List the deleted sessions that can be restored, the last deleted first."""
     limit = max(1, min(request.limit, LIST_LIMIT_MAX))
     found = await services.store.scan(
         lambda conn: sessions.list_deleted(conn, since_ms=_restorable_since_ms(services), limit=limit, seen_by=caller)
@@ -61,7 +63,7 @@ async def list_deleted_sessions(
 async def restore_session(services: Services, caller: Principal, request: SessionIdRequest) -> SessionSummary:
     """Restore a deleted session with all its records.
 
-    Runs and envelopes that the deletion ended stay ended.
+    Runs and envelopes that were cancelled by the deletion stay cancelled.
     """
 
     def body(conn: sa.Connection) -> Session:
@@ -86,7 +88,7 @@ def restore_in_transaction(tx: Transaction, caller: Principal, session: Session)
 
 
 def _require_deleted_session(services: Services, conn: sa.Connection, caller: Principal, text: str) -> Session:
-    """Return the one restorable session with this id prefix."""
+    """Return the deleted session with this id prefix. Raise if none can be restored, or if several match."""
     digits = parse_id_prefix(text)
     found = sessions.list_deleted(
         conn, since_ms=_restorable_since_ms(services), limit=CANDIDATES_SHOWN_MAX + 1, digits=digits, seen_by=caller
@@ -100,10 +102,10 @@ def _require_deleted_session(services: Services, conn: sa.Connection, caller: Pr
 
 
 def _restored_origin(conn: sa.Connection, session: Session) -> Origin:
-    """Return the origin of the restored session.
+    """Return the origin for a restored session.
 
-    If another session has taken its origin, a person gets a second session. A channel can have only
-    one session, so for a channel this is an error.
+    If another session has the old origin now, the session of a person gets a new origin. A channel can
+    have only one session, so its session cannot be restored then.
     """
     if sessions.get_by_origin(conn, session.agent, session.origin) is None:
         return session.origin
@@ -127,6 +129,41 @@ def _to_deleted_session_row(services: Services, session: Session) -> DeletedSess
     )
 
 
+class SessionDeleted(msgspec.Struct):
+    session: str
+    deleted: bool
+    cancelled_runs: list[str]
+    cleared_pending_count: int
+    restorable_until: str
+
+
+async def delete_session(services: Services, caller: Principal, request: SessionIdRequest) -> SessionDeleted:
+    """Delete a session, then stop its run.
+
+    If the server stops before it has stopped the run, the run is ended at the next start.
+    """
+
+    def act(tx: Transaction, session: Session) -> None:
+        check_owner(caller, session)
+        sessions.delete(tx.conn, session.id, at_ms=tx.at_ms)
+        tx.emit(EventKind.SESSION_DELETED, session=session.id, agent=session.agent, by=str(caller.address))
+
+    until = services.clock.now() + timedelta(days=RESTORABLE_DAYS)
+    session = await write_session(services, caller, request.session, act)
+    done = await services.engine.cancel(
+        session.id, by=str(caller.address), reason="the conversation was deleted", clear_due=True
+    )
+    if services.end_session_work is not None:
+        await services.end_session_work(session.id, "its conversation was deleted")
+    return SessionDeleted(
+        session=session.id,
+        deleted=True,
+        cancelled_runs=[short_id(run) for run in done.runs],
+        cleared_pending_count=done.cleared_envelopes,
+        restorable_until=format_time(until, services.zone),
+    )
+
+
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="session.deleted",
@@ -144,5 +181,14 @@ OPERATIONS: tuple[Operation, ...] = (
         permission=PermissionLevel.STANDARD,
         has_effect=True,
         result=SessionSummary,
+    ),
+    Operation(
+        name="session.delete",
+        summary="Delete a session.",
+        parameters=SessionIdRequest,
+        handler=delete_session,
+        permission=PermissionLevel.STANDARD,
+        has_effect=True,
+        result=SessionDeleted,
     ),
 )

@@ -80,7 +80,7 @@ class SessionNotShared(NotFound):
     def __init__(self, session: str, person: str) -> None:
         super().__init__(
             f"session {session} is not shared with {person}",
-            because="it never was, or no longer is",
+            because="it was never shared with this person, or it no longer is",
             try_this="check the name: retinue person list",
         )
 
@@ -112,7 +112,7 @@ class SessionOriginTaken(Conflict):
 
 
 class SessionIdInvalid(Invalid):
-    """The text cannot be the chosen id of a session."""
+    """The id chosen for a session is empty or too long, or has characters that are not allowed."""
 
     code = "session.id_invalid"
 
@@ -140,7 +140,7 @@ class SessionIdTaken(Conflict):
 
 
 class SessionNotExternal(Invalid):
-    """Ids can only be chosen for sessions of external agents."""
+    """An id was chosen for a session of an agent that is not external."""
 
     code = "session.not_external"
 
@@ -192,7 +192,7 @@ class SessionRevised(Conflict):
 
 
 class SessionBusy(Conflict):
-    """A run is working in the session, so its context cannot be trimmed."""
+    """A run is active in the session, so the context of the session cannot be trimmed."""
 
     code = "session.busy"
 
@@ -205,13 +205,13 @@ class SessionBusy(Conflict):
 
 
 class SessionContextTooLong(TooLarge):
-    """The context of a session has more records than can be copied."""
+    """The context of a session has too many records for a fork or a trim, which copy them."""
 
     code = "session.too_long"
 
     def __init__(self, session: str, *, records: int, records_max: int) -> None:
         super().__init__(
-            f"the context of session {session} is too long",
-            because=f"it has {records:,} records, and the limit is {records_max:,} records",
+            f"the context of session {session} is too long for a fork or a trim",
+            because=f"it has {records:,} records, and at most {records_max:,} records can be copied",
             try_this=f"reset it, and write into MESSAGE what it should keep: retinue reset {session} MESSAGE",
         )

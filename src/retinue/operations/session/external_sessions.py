@@ -18,15 +18,9 @@ from retinue.domain.principal import Principal
 from retinue.domain.session import Session
 from retinue.domain.times import to_ms
 from retinue.operations.base import Operation, Services
-from retinue.operations.session.deleted_sessions import restore_in_transaction
+from retinue.operations.session.deleted_sessions import RESTORABLE_DAYS, restore_in_transaction
 from retinue.operations.session.errors import SessionIdInvalid, SessionIdTaken, SessionNotExternal
-from retinue.operations.session.sessions import (
-    RESTORABLE_DAYS,
-    SessionSummary,
-    build_own_origin,
-    require_agent,
-    to_session_summary,
-)
+from retinue.operations.session.sessions import SessionSummary, build_own_origin, require_agent, to_session_summary
 from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import external_keys, sessions
 
@@ -42,8 +36,8 @@ class SessionAttachRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class AttachStatus(StrEnum):
     CREATED = "created"
-    ATTACHED = "attached"  # it existed
-    RESTORED = "restored"  # it was deleted, and is restored
+    ATTACHED = "attached"  # the session existed already
+    RESTORED = "restored"  # the session was deleted, and is now restored
 
 
 class SessionAttached(SessionSummary):
@@ -52,7 +46,7 @@ class SessionAttached(SessionSummary):
 
 
 async def attach_session(services: Services, caller: Principal, request: SessionAttachRequest) -> SessionAttached:
-    """Return the session with this id: create, find or restore it. Idempotent."""
+    """Return the session with this id. If there is none, create it; if it was deleted, restore it."""
     key = _parse_id(request.id)
     new = SessionId(services.ids.new())
 

@@ -1,4 +1,4 @@
-"""Mark a session's messages as read."""
+"""Operation that marks the messages from a session as read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from retinue.store.sessions import unread as store_unread
 
 
 class SessionMarkedRead(msgspec.Struct, frozen=True):
-    """`read` is the number of envelopes that were marked, and `unread` the number still unread in the whole inbox."""
+    """Result of marking a session as read.
+
+    `read` is the number of envelopes that were marked as read. `unread` is the number of envelopes in
+    the whole inbox that are still unread.
+    """
 
     session: str
     read: int

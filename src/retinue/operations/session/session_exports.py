@@ -1,4 +1,4 @@
-"""Export a session as files, and create a session from such files."""
+"""Operations that export a session as files, and create a session from exported files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from retinue.domain.principal import Principal
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session
 from retinue.domain.times import to_ms
 from retinue.operations.base import Operation, Services
+from retinue.operations.session.session_history import DamagedRecordRow, to_damaged_record_rows
 from retinue.operations.session.sessions import (
-    DamagedRecordRow,
     SessionIdRequest,
     SessionSummary,
     build_own_origin,
     require_agent,
-    to_damaged_record_rows,
     to_session_summary,
 )
 from retinue.store.core.transaction import Transaction
@@ -57,7 +56,7 @@ async def export_session(services: Services, caller: Principal, request: Session
 
 
 async def import_session(services: Services, caller: Principal, request: SessionImportRequest) -> SessionSummary:
-    """Create a session of the caller with this history. Exporting it returns the same files."""
+    """Create a session of the caller from exported files. Exporting the new session returns the same files."""
     from retinue.agents import daycare_format
 
     id_ = SessionId(services.ids.new())

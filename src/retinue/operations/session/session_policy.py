@@ -1,4 +1,4 @@
-"""Show a session's reset rules, reset its context after the current run, and set whether its replies are sent."""
+"""Operations that show a session's reset rules, reset it after its run, and set whether its replies are sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retinue.domain.reset_rules import REASONS_LENGTH_MAX
 from retinue.domain.session import Session
 from retinue.domain.times import format_time, from_ms, to_ms
 from retinue.engine.context_reset import request_reset, reset_rules_of
-from retinue.engine.session_commands import store_sending
+from retinue.engine.session_setting_commands import store_sending
 from retinue.operations.base import Operation, Services
 from retinue.operations.session.sessions import SessionIdRequest
 from retinue.policy.limits.reset_policy import find_next_reset
@@ -50,10 +50,10 @@ class SessionSendingRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionResetAfterRunResult(msgspec.Struct, frozen=True):
-    """If `reset` is set, the context was reset immediately.
+    """Result of a request to reset the context after the current run.
 
-    Otherwise a run is working or envelopes wait. The next run then starts with a new context, for the reasons in
-    `pending_reset_because`.
+    `reset` is true if the context was reset at once. Otherwise a run is active or envelopes are waiting,
+    and the next run starts with a new context. `pending_reset_because` has the reasons.
     """
 
     session: str
@@ -69,8 +69,8 @@ class SessionSendingSet(msgspec.Struct, frozen=True):
 class SessionPolicyDetails(msgspec.Struct, frozen=True, kw_only=True):
     """The reset rules of a session, and its next reset.
 
-    Without `next_reset_at`, no rule resets the context at a known time. With
-    `pending_reset_because`, the next run starts with a new context, for these reasons.
+    If `next_reset_at` is null, no rule resets the context at a known time. If `pending_reset_because` is
+    set, the next run starts with a new context, for these reasons.
     """
 
     session: str
@@ -113,9 +113,10 @@ async def show_policy(services: Services, caller: Principal, request: SessionIdR
 async def reset_session_after_run(
     services: Services, caller: Principal, request: SessionResetAfterRunRequest
 ) -> SessionResetAfterRunResult:
-    """Reset the context without stopping a run.
+    """Reset the context of a session without stopping a run.
 
-    The reset happens immediately if nothing runs or waits, otherwise when the next run starts.
+    If no run is active and no envelope is waiting, the context is reset at once. Otherwise it is reset
+    when the next run starts.
     """
     reason = f": {request.reason}" if request.reason else ""
 

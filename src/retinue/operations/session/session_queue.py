@@ -1,17 +1,29 @@
-"""List the envelopes that wait in a session."""
+"""Operations that list the envelopes that wait in a session, and set its queue mode."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.event import EventKind
 from retinue.domain.principal import Principal
-from retinue.domain.session import QueuePolicy
+from retinue.domain.session import (
+    DEBOUNCE_S_MAX,
+    QUEUE_CAP_MAX,
+    Overflow,
+    QueueMode,
+    QueueOverride,
+    QueuePolicy,
+    Session,
+)
 from retinue.domain.times import to_ms
 from retinue.operations.base import Operation, Services
 from retinue.operations.envelope.envelopes import EnvelopeDetails, to_envelope_details
 from retinue.operations.session.sessions import OpenRun, require_agent
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import runs
 from retinue.store.sessions import sessions
@@ -25,9 +37,9 @@ class QueuedEnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class QueuedEnvelopeList(msgspec.Struct):
-    """Envelopes in the order in which they will be read; position 1 is next.
+    """The envelopes that wait in a session, in the order in which they will be read.
 
-    `run` is the run that they wait for. If `has_more` is set, not all envelopes are listed.
+    `run` is the run that the envelopes wait for. If `has_more` is true, not all envelopes are listed.
     """
 
     session: str
@@ -63,6 +75,37 @@ async def list_waiting_envelopes(
     return await services.store.scan(body)
 
 
+class SessionQueueRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Set the queue rules of a session. An omitted field gets the value of the agent's queue rules."""
+
+    session: str
+    mode: QueueMode | None = None
+    cap: int | None = None
+    overflow: Overflow | None = None
+    debounce_s: Annotated[float, msgspec.Meta(ge=0, le=DEBOUNCE_S_MAX)] | None = None
+
+
+class SessionQueueSet(msgspec.Struct):
+    session: str
+    queue: QueueOverride
+
+
+async def set_session_queue(services: Services, caller: Principal, request: SessionQueueRequest) -> SessionQueueSet:
+    cap = None if request.cap is None else max(0, min(request.cap, QUEUE_CAP_MAX))
+    override = QueueOverride(mode=request.mode, cap=cap, overflow=request.overflow, debounce_s=request.debounce_s)
+
+    def body(conn: sa.Connection) -> Session:
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
+        sessions.set_queue(conn, session.id, override, at_ms=tx.at_ms)
+        tx.emit(EventKind.SESSION_CHANGED, session=session.id, queue=override)
+        tx.close()
+        return session
+
+    session = await services.store.write(body, point="queue")
+    return SessionQueueSet(session=session.id, queue=override)
+
+
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="session.queued",
@@ -71,5 +114,14 @@ OPERATIONS: tuple[Operation, ...] = (
         handler=list_waiting_envelopes,
         permission=PermissionLevel.RESTRICTED,
         result=QueuedEnvelopeList,
+    ),
+    Operation(
+        name="session.set_queue",
+        summary="Set how messages queue while a run is active.",
+        parameters=SessionQueueRequest,
+        handler=set_session_queue,
+        permission=PermissionLevel.STANDARD,
+        has_effect=True,
+        result=SessionQueueSet,
     ),
 )

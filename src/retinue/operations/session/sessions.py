@@ -1,9 +1,8 @@
-"""List, create, show, change, share, stop, reset and delete sessions, and answer approvals."""
+"""Operations that list, create, show, change, share, stop, reset and delete sessions, and answer approvals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,32 +11,22 @@ import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.approval import ApprovalState
 from retinue.domain.errors import Invalid
 from retinue.domain.event import EventKind
-from retinue.domain.grant import GrantScope
 from retinue.domain.ids import SessionId, parse_id_prefix, short_id
 from retinue.domain.principal import Principal
-from retinue.domain.record import ContextStart, Record, RecordBody, RecordKind, Reply
 from retinue.domain.run import RunStatus
 from retinue.domain.session import (
-    DEBOUNCE_S_MAX,
-    QUEUE_CAP_MAX,
     SESSION_NAME_LENGTH_MAX,
     Origin,
     OriginKind,
-    Overflow,
-    QueueMode,
-    QueueOverride,
     Session,
     SessionActivity,
     patch_attributes,
     validate_session_name,
 )
-from retinue.domain.shared_errors import AgentNotFound, PersonNotFound
-from retinue.domain.structs import replace
+from retinue.domain.shared_errors import AgentNotFound
 from retinue.domain.times import format_time, to_ms
-from retinue.engine.event_broadcast import PartialReply
 from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import invalid_cursor
 from retinue.operations.session.errors import (
@@ -45,24 +34,15 @@ from retinue.operations.session.errors import (
     SessionCreationNotAllowed,
     SessionNameTaken,
     SessionNotOwned,
-    SessionNotShared,
-    TooManySessionShares,
 )
 from retinue.store.agents import agents
-from retinue.store.core import events
 from retinue.store.core.transaction import Transaction
-from retinue.store.people import people
-from retinue.store.runs import approvals, runs
-from retinue.store.sessions import records, session_shares, sessions
+from retinue.store.sessions import sessions
 from retinue.store.sessions import unread as store_unread
-from retinue.store.sessions.records import DamagedRecord
 
-RECORDS_LISTED_MAX = 200
 LIST_LIMIT_MAX = 50
 ATTRIBUTES_BYTES_MAX = 65_536
-SHARES_MAX = 100
 NAME_SUFFIX_MAX = 100
-RESTORABLE_DAYS = 30  # after deletion
 
 _encode = msgspec.json.Encoder().encode
 
@@ -82,16 +62,6 @@ class SessionResetRequest(msgspec.Struct, forbid_unknown_fields=True):
     message: str = ""
 
 
-class SessionQueueRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Set the queue rules of a session. An omitted field gets the value of the agent's queue rules."""
-
-    session: str
-    mode: QueueMode | None = None
-    cap: int | None = None
-    overflow: Overflow | None = None
-    debounce_s: Annotated[float, msgspec.Meta(ge=0, le=DEBOUNCE_S_MAX)] | None = None
-
-
 class SessionListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """List sessions. `cursor` is the `next` of the previous page."""
 
@@ -101,14 +71,6 @@ class SessionListRequest(msgspec.Struct, forbid_unknown_fields=True):
     archived: Annotated[bool, msgspec.Meta(description="include archived sessions")] = False
 
 
-class SessionHistoryRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Read the newest records of a session, or with `before` the records before that number."""
-
-    session: str
-    limit: int = 50
-    before: int | None = None
-
-
 class SessionCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
     name: str | None = None
@@ -116,7 +78,7 @@ class SessionCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionRenameRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Rename a session. If `name` is null, its name is removed."""
+    """Rename a session. If `name` is null, the session has no name afterwards."""
 
     session: str
     name: str | None
@@ -132,79 +94,14 @@ class SessionAttributesRequest(msgspec.Struct, forbid_unknown_fields=True):
     patch: dict[str, Any]
 
 
-class SessionShareRequest(msgspec.Struct, forbid_unknown_fields=True):
-    session: str
-    person: str
-
-
-class ApprovalAnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Answer an approval. `scope` is how long a yes counts: for these calls once, for this session, or always.
-
-    The agent reads `because`.
-    """
-
-    id: str
-    allow: bool
-    scope: GrantScope = GrantScope.ONCE
-    because: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
-
-
 class OpenRun(msgspec.Struct):
     id: str
     status: RunStatus
     attempt: int
 
 
-class SessionRecord(msgspec.Struct):
-    seq: int
-    kind: RecordKind
-    body: Any  # its type depends on `kind`
-    run: str | None
-
-
-class HistoryRecord(msgspec.Struct):
-    seq: int
-    kind: RecordKind
-    at: str
-    body: Any  # its type depends on `kind`
-    run: str | None
-
-
-class DamagedRecordRow(msgspec.Struct):
-    """Stands for a record that cannot be decoded."""
-
-    seq: int
-    because: str
-
-
-class PartialReplyDetails(msgspec.Struct):
-    """The text that a model has produced so far in a reply that is not complete yet."""
-
-    session: str
-    run: str
-    turn: int
-    attempt: int
-    text: str
-    thinking: str
-
-
-class SessionState(msgspec.Struct):
-    """Everything needed to show a session now. Later changes are the events after `cursor`."""
-
-    cursor: int
-    session: str
-    agent: str
-    revision: int
-    wakefulness: SessionActivity
-    queue: QueueOverride
-    run: OpenRun | None
-    records: list[SessionRecord]
-    damaged: list[DamagedRecordRow]
-    partials: list[PartialReplyDetails]
-
-
 class SessionSummary(msgspec.Struct, rename="camel"):
-    """The data of a session that every answer about it contains."""
+    """The fields that every response about a session contains."""
 
     session_id: str
     agent_id: str
@@ -222,8 +119,8 @@ class SessionSummary(msgspec.Struct, rename="camel"):
 class SessionRow(SessionSummary):
     """One row of the session list.
 
-    `unread` is the number of unread envelopes from this session. `run` is its open run, and
-    `runStatus` says whether that run is working or suspended.
+    `unread` is the number of unread envelopes from this session. `run` is the open run of the session,
+    and `runStatus` says whether that run is working or suspended.
     """
 
     kind: OriginKind
@@ -243,16 +140,6 @@ class SessionList(msgspec.Struct):
     next: str | None
 
 
-class SessionHistory(msgspec.Struct):
-    """One page of records. `next` is the `before` of the next page, which has older records."""
-
-    session: str
-    agent: str
-    records: list[HistoryRecord]
-    damaged: list[DamagedRecordRow]
-    next: int | None
-
-
 class SessionStopped(msgspec.Struct):
     cancelled_runs: list[str]
     cleared_pending_count: int
@@ -261,87 +148,6 @@ class SessionStopped(msgspec.Struct):
 class SessionResetResult(msgspec.Struct):
     session: str
     cancelled_runs: list[str]
-
-
-class SessionDeleted(msgspec.Struct):
-    session: str
-    deleted: bool
-    cancelled_runs: list[str]
-    cleared_pending_count: int
-    restorable_until: str
-
-
-class SessionShared(msgspec.Struct):
-    session: str
-    shared_with: list[str]
-
-
-class SessionQueueSet(msgspec.Struct):
-    session: str
-    queue: QueueOverride
-
-
-class ApprovalAnswered(msgspec.Struct):
-    approval: str
-    state: ApprovalState
-
-
-async def show_session_state(services: Services, caller: Principal, request: SessionIdRequest) -> SessionState:
-    """Return everything needed to show a conversation, and the cursor from which its events continue."""
-
-    def body(conn: sa.Connection) -> SessionState:
-        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
-        first = max(1, session.record_seq - RECORDS_LISTED_MAX + 1)
-        found, damaged = records.read_range(conn, session.id, first=first, last=session.record_seq)
-        found = _since_last_reset(found)
-        damaged = [each for each in damaged if not found or each.seq > found[0].seq]
-        run = runs.get_open(conn, session.id)
-        return SessionState(
-            cursor=events.newest_seq(conn),
-            session=session.id,
-            agent=session.agent,
-            revision=session.revision,
-            wakefulness=session.activity,
-            queue=session.queue,
-            run=OpenRun(id=run.id, status=run.status, attempt=run.attempt) if run else None,
-            records=[
-                SessionRecord(seq=r.seq, kind=r.kind, body=without_provider_pieces(r.body), run=r.run) for r in found
-            ],
-            damaged=to_damaged_record_rows(damaged),
-            partials=[],
-        )
-
-    found = await services.store.scan(body)
-    found.partials = [
-        to_partial_reply_details(reply) for reply in services.event_broadcast.partial_replies(SessionId(found.session))
-    ]
-    return found
-
-
-def _since_last_reset(session_records: list[Record]) -> list[Record]:
-    """Return the records since the session started or was last reset, including those from before a compaction."""
-    marks = [i for i, record in enumerate(session_records) if isinstance(record.body, ContextStart)]
-    return session_records[marks[-1] :] if marks else session_records
-
-
-def without_provider_pieces(body: RecordBody) -> RecordBody:
-    """Remove the parts of a reply that only its provider can read."""
-    return replace(body, pieces=()) if isinstance(body, Reply) and body.pieces else body
-
-
-def to_partial_reply_details(partial_reply: PartialReply) -> PartialReplyDetails:
-    return PartialReplyDetails(
-        session=partial_reply.session,
-        run=partial_reply.run,
-        turn=partial_reply.turn,
-        attempt=partial_reply.attempt,
-        text=partial_reply.text,
-        thinking=partial_reply.thinking,
-    )
-
-
-def to_damaged_record_rows(damaged: Iterable[DamagedRecord]) -> list[DamagedRecordRow]:
-    return [DamagedRecordRow(seq=each.seq, because=each.because) for each in damaged]
 
 
 async def stop_session(services: Services, caller: Principal, request: SessionStopRequest) -> SessionStopped:
@@ -358,30 +164,6 @@ async def reset_session(services: Services, caller: Principal, request: SessionR
     session = await services.store.read(partial(sessions.get_by_short_id, text=request.session, seen_by=caller))
     done = await services.engine.reset(session.id, by=str(caller.address), message=request.message[:2000])
     return SessionResetResult(session=session.id, cancelled_runs=[short_id(run) for run in done.runs])
-
-
-async def set_session_queue(services: Services, caller: Principal, request: SessionQueueRequest) -> SessionQueueSet:
-    cap = None if request.cap is None else max(0, min(request.cap, QUEUE_CAP_MAX))
-    override = QueueOverride(mode=request.mode, cap=cap, overflow=request.overflow, debounce_s=request.debounce_s)
-
-    def body(conn: sa.Connection) -> Session:
-        tx = Transaction(conn, to_ms(services.clock.now()))
-        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
-        sessions.set_queue(conn, session.id, override, at_ms=tx.at_ms)
-        tx.emit(EventKind.SESSION_CHANGED, session=session.id, queue=override)
-        tx.close()
-        return session
-
-    session = await services.store.write(body, point="queue")
-    return SessionQueueSet(session=session.id, queue=override)
-
-
-async def answer_approval(services: Services, caller: Principal, request: ApprovalAnswerRequest) -> ApprovalAnswered:
-    seen = await services.store.read(partial(approvals.get_by_short_id, text=request.id, seen_by=caller))
-    approval = await services.engine.answer_approval(
-        seen.id, allow=request.allow, by=caller, scope=request.scope, comment=request.because
-    )
-    return ApprovalAnswered(approval=short_id(approval.id), state=approval.state)
 
 
 def to_session_summary(services: Services, session: Session) -> SessionSummary:
@@ -401,7 +183,7 @@ def to_session_summary(services: Services, session: Session) -> SessionSummary:
 
 
 async def list_sessions(services: Services, caller: Principal, request: SessionListRequest) -> SessionList:
-    """List sessions: pinned ones first, the newest pin first, then the rest by last update."""
+    """List sessions. Pinned sessions come first, the last pinned one at the top, then the others by last update."""
     limit = max(1, min(request.limit, LIST_LIMIT_MAX))
     after = _parse_cursor(request.cursor)
 
@@ -451,42 +233,8 @@ def _parse_cursor(cursor: str) -> sessions.SessionListPosition:
         raise invalid_cursor(cursor) from None
 
 
-async def read_history(services: Services, caller: Principal, request: SessionHistoryRequest) -> SessionHistory:
-    """Return all records of a session in pages, newest page first.
-
-    Records within a page are in order.
-    """
-    limit = max(1, min(request.limit, RECORDS_LISTED_MAX))
-
-    def body(conn: sa.Connection) -> SessionHistory:
-        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
-        last = session.record_seq
-        if request.before is not None:
-            last = max(0, min(last, request.before - 1))
-        first = max(1, last - limit + 1)
-        found, damaged = records.read_range(conn, session.id, first=first, last=last)
-        return SessionHistory(
-            session=session.id,
-            agent=session.agent,
-            records=[
-                HistoryRecord(
-                    seq=r.seq,
-                    kind=r.kind,
-                    at=format_time(r.at, services.zone),
-                    body=without_provider_pieces(r.body),
-                    run=r.run,
-                )
-                for r in found
-            ],
-            damaged=to_damaged_record_rows(damaged),
-            next=first if first > 1 else None,
-        )
-
-    return await services.store.scan(body)
-
-
 async def create_session(services: Services, caller: Principal, request: SessionCreateRequest) -> SessionSummary:
-    """Create a session of the caller, in addition to sessions that start by themselves."""
+    """Create a session of the caller. The server also creates sessions by itself when messages arrive."""
     id_ = SessionId(services.ids.new())
     attributes = check_attributes_size(patch_attributes({}, request.attributes))
     name = validate_session_name(request.name) if request.name is not None else ""
@@ -507,7 +255,8 @@ async def create_session(services: Services, caller: Principal, request: Session
 def build_own_origin(caller: Principal, agent: Agent, id_: SessionId) -> Origin:
     """Return the origin of a new session of the caller.
 
-    An agent can only create its own sessions, because it could not see the session of another agent.
+    Raise if the caller is another agent. An agent can create only its own sessions, because it could not
+    see a session of another agent.
     """
     if caller.address.kind is AddressKind.PERSON:
         return Origin(OriginKind.WEB, f"{caller.address}/{id_}")
@@ -551,7 +300,7 @@ async def set_attributes(services: Services, caller: Principal, request: Session
 
 
 async def clear_session(services: Services, caller: Principal, request: SessionIdRequest) -> SessionCleared:
-    """Reset the context of a session without carrying anything over. Its agent, name, pin and attributes stay."""
+    """Start a new context without any text from the old one. The session keeps its agent, name, pin and attributes."""
     session = await services.store.read(partial(sessions.get_by_short_id, text=request.session, seen_by=caller))
     done = await services.engine.reset(session.id, by=str(caller.address))
 
@@ -563,89 +312,15 @@ async def clear_session(services: Services, caller: Principal, request: SessionI
     return SessionCleared(**msgspec.structs.asdict(cleared), cancelled_runs=[short_id(run) for run in done.runs])
 
 
-async def delete_session(services: Services, caller: Principal, request: SessionIdRequest) -> SessionDeleted:
-    """Delete a session, then stop its run.
-
-    If the server stops in between, the run is ended at the next start.
-    """
-
-    def act(tx: Transaction, session: Session) -> None:
-        check_owner(caller, session)
-        sessions.delete(tx.conn, session.id, at_ms=tx.at_ms)
-        tx.emit(EventKind.SESSION_DELETED, session=session.id, agent=session.agent, by=str(caller.address))
-
-    until = services.clock.now() + timedelta(days=RESTORABLE_DAYS)
-    session = await _write_session(services, caller, request.session, act)
-    done = await services.engine.cancel(
-        session.id, by=str(caller.address), reason="the conversation was deleted", clear_due=True
-    )
-    if services.end_session_work is not None:
-        await services.end_session_work(session.id, "its conversation was deleted")
-    return SessionDeleted(
-        session=session.id,
-        deleted=True,
-        cancelled_runs=[short_id(run) for run in done.runs],
-        cleared_pending_count=done.cleared_envelopes,
-        restorable_until=format_time(until, services.zone),
-    )
-
-
-async def share_session(services: Services, caller: Principal, request: SessionShareRequest) -> SessionShared:
-    """Let another person see a session and write in it.
-
-    Only its owner and the instance's owner may share it.
-    """
-
-    def act(tx: Transaction, session: Session) -> list[str]:
-        check_owner(caller, session, people_only=True)
-        person = _require_person_name(tx.conn, request.person)
-        if len(session_shares.list_people(tx.conn, session.id)) >= SHARES_MAX:
-            raise TooManySessionShares(short_id(session.id), count_max=SHARES_MAX)
-        session_shares.add(tx.conn, session.id, person, at_ms=tx.at_ms)
-        return session_shares.list_people(tx.conn, session.id)
-
-    return await _change_shares(services, caller, request, act)
-
-
-async def unshare_session(services: Services, caller: Principal, request: SessionShareRequest) -> SessionShared:
-    """Stop sharing a session with a person. That person may also leave by themselves."""
-
-    def act(tx: Transaction, session: Session) -> list[str]:
-        person = _require_person_name(tx.conn, request.person)
-        if (caller.address.kind, caller.address.name) != (AddressKind.PERSON, person):
-            check_owner(caller, session, people_only=True)
-        if not session_shares.remove(tx.conn, session.id, person):
-            raise SessionNotShared(short_id(session.id), person)
-        return session_shares.list_people(tx.conn, session.id)
-
-    return await _change_shares(services, caller, request, act)
-
-
-async def _change_shares(
-    services: Services,
-    caller: Principal,
-    request: SessionShareRequest,
-    change_shares: Callable[[Transaction, Session], list[str]],
-) -> SessionShared:
-    now: list[str] = []
-
-    def shared(tx: Transaction, session: Session) -> None:
-        now[:] = change_shares(tx, session)
-        tx.emit(EventKind.SESSION_CHANGED, session=session.id, shared=now)
-
-    session = await _write_session(services, caller, request.session, shared)
-    return SessionShared(session=session.id, shared_with=now)
-
-
 # --- shared helpers ---
 
 
-async def _write_session(
+async def write_session(
     services: Services, caller: Principal, text: str, write_session: Callable[[Transaction, Session], None]
 ) -> Session:
-    """Look up a visible session and call `write_session` with it, in one transaction.
+    """Look up a session that the caller may see, and call `write_session` with it, in one transaction.
 
-    Returns the session as it was before.
+    Returns the session as it was before the call.
     """
 
     def body(conn: sa.Connection) -> Session:
@@ -661,7 +336,7 @@ async def _write_session(
 async def _change_session(
     services: Services, caller: Principal, text: str, change_session: Callable[[Transaction, Session], dict[str, Any]]
 ) -> SessionSummary:
-    """Change a visible session with `change_session`, emit an event, and return the changed session."""
+    """Change a session that the caller may see with `change_session`, emit an event, and return the session."""
 
     def body(conn: sa.Connection) -> Session:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -676,7 +351,7 @@ async def _change_session(
 def check_owner(caller: Principal, session: Session | None, *, people_only: bool = False) -> None:
     """Raise an error unless the session belongs to the caller.
 
-    A person with whom it is shared may not make irreversible changes.
+    A person with whom the session is only shared may not make irreversible changes.
     """
     own = caller.sees_everything or (session is not None and session.origin.belongs_to(str(caller.address)))
     if session is not None and not people_only and caller.address.kind is AddressKind.AGENT:
@@ -698,15 +373,8 @@ def require_agent(conn: sa.Connection, name: str) -> Agent:
     return agent
 
 
-def _require_person_name(conn: sa.Connection, name: str) -> str:
-    person = people.find(conn, name)
-    if person is None:
-        raise PersonNotFound(name)
-    return person.name
-
-
 def find_free_name(conn: sa.Connection, agent: str, name: str) -> str:
-    """Return this name, or a free one such as `taxes (2)`. Empty if too many names are taken."""
+    """Return this name, or a free name such as `taxes (2)` if it is taken. Return "" if too many names are taken."""
     if not name or sessions.find_by_name(conn, agent, name) is None:
         return name
     for number in range(2, NAME_SUFFIX_MAX + 1):
@@ -737,14 +405,6 @@ OPERATIONS = (
         handler=list_sessions,
         permission=PermissionLevel.RESTRICTED,
         result=SessionList,
-    ),
-    Operation(
-        name="session.history",
-        summary="Show the records of a session.",
-        parameters=SessionHistoryRequest,
-        handler=read_history,
-        permission=PermissionLevel.RESTRICTED,
-        result=SessionHistory,
     ),
     Operation(
         name="session.create",
@@ -801,41 +461,6 @@ OPERATIONS = (
         result=SessionCleared,
     ),
     Operation(
-        name="session.delete",
-        summary="Delete a session.",
-        parameters=SessionIdRequest,
-        handler=delete_session,
-        permission=PermissionLevel.STANDARD,
-        has_effect=True,
-        result=SessionDeleted,
-    ),
-    Operation(
-        name="session.share",
-        summary="Share a session with a person.",
-        parameters=SessionShareRequest,
-        handler=share_session,
-        permission=PermissionLevel.STANDARD,
-        has_effect=True,
-        result=SessionShared,
-    ),
-    Operation(
-        name="session.unshare",
-        summary="Stop sharing a session with a person.",
-        parameters=SessionShareRequest,
-        handler=unshare_session,
-        permission=PermissionLevel.RESTRICTED,
-        has_effect=True,
-        result=SessionShared,
-    ),
-    Operation(
-        name="session.state",
-        summary="Show the current state of a session.",
-        parameters=SessionIdRequest,
-        handler=show_session_state,
-        permission=PermissionLevel.RESTRICTED,
-        result=SessionState,
-    ),
-    Operation(
         name="session.stop",
         summary="Stop the run in a session.",
         parameters=SessionStopRequest,
@@ -852,23 +477,5 @@ OPERATIONS = (
         permission=PermissionLevel.RESTRICTED,
         has_effect=True,
         result=SessionResetResult,
-    ),
-    Operation(
-        name="session.set_queue",
-        summary="Set how messages queue while a run is active.",
-        parameters=SessionQueueRequest,
-        handler=set_session_queue,
-        permission=PermissionLevel.STANDARD,
-        has_effect=True,
-        result=SessionQueueSet,
-    ),
-    Operation(
-        name="approval.answer",
-        summary="Answer an approval: allow or deny the calls.",
-        parameters=ApprovalAnswerRequest,
-        handler=answer_approval,
-        permission=PermissionLevel.RESTRICTED,
-        has_effect=True,
-        result=ApprovalAnswered,
     ),
 )

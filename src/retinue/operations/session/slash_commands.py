@@ -1,4 +1,4 @@
-"""List the slash commands of a conversation, for clients that offer completion."""
+"""Operation that lists the slash commands of a conversation, for clients that complete them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SlashCommandListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SlashCommandRow(msgspec.Struct, frozen=True):
-    """One slash command. `syntax` shows how it is typed.
+    """One slash command. `syntax` is the command with its arguments, as people type it.
 
-    A `directive` can also appear inside a message, and then applies to that message only.
+    If `directive` is true, the command can also be part of a message. It then applies only to that message.
     """
 
     name: str

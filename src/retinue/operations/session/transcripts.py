@@ -1,4 +1,4 @@
-"""Read a conversation as people see it: records with the original texts of their envelopes, newest page first."""
+"""Operation that reads the records of a conversation with the original texts of their envelopes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from retinue.domain.trust import Trust
 from retinue.intake.subagent_results import describe_outcome
 from retinue.operations.base import Operation, Services
 from retinue.operations.envelope.envelopes import AttachmentDetails, to_attachment_details
-from retinue.operations.session.sessions import (
-    DamagedRecordRow,
-    OpenRun,
+from retinue.operations.session.session_history import DamagedRecordRow, to_damaged_record_rows
+from retinue.operations.session.session_state import (
     PartialReplyDetails,
-    to_damaged_record_rows,
     to_partial_reply_details,
     without_provider_pieces,
 )
+from retinue.operations.session.sessions import OpenRun
 from retinue.store.core import events
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations, runs
@@ -52,9 +51,9 @@ class TranscriptDelegation(msgspec.Struct, frozen=True):
 
 
 class TranscriptEnvelope(msgspec.Struct, frozen=True):
-    """An envelope as written, without what was added for the model.
+    """An envelope with its original text, without the additions for the model.
 
-    `delegation` is the delegation that it requests, or whose result it carries.
+    `delegation` is the delegation that the envelope requests, or whose result it contains.
     """
 
     envelope: str
@@ -69,7 +68,8 @@ class TranscriptEnvelope(msgspec.Struct, frozen=True):
 class TranscriptRecord(msgspec.Struct, frozen=True):
     """One record of a session, with the messages that belong to it.
 
-    `envelopes` are the envelopes that were read with it. If they were purged, `body` has what the model read.
+    `envelopes` are the envelopes that a run read with this record. If they were purged, `body` contains
+    the text that the model read.
     """
 
     seq: int
@@ -84,8 +84,9 @@ class TranscriptRecord(msgspec.Struct, frozen=True):
 class SessionTranscript(msgspec.Struct):
     """One page of a conversation. `records` are in order.
 
-    The first page has only records of the current context, which starts at the record `context_start`. The model no
-    longer reads earlier records. If `has_earlier` is set, there are more records before these.
+    The first page has only records of the current context, which starts with the record `context_start`.
+    The model no longer reads records before it. If `has_earlier` is true, there are records before those
+    of this page.
     """
 
     cursor: int
@@ -185,7 +186,7 @@ def _find_delegation(conn: sa.Connection, envelope: Envelope) -> TranscriptDeleg
 OPERATIONS = (
     Operation(
         name="session.transcript",
-        summary="Read a conversation as people see it, newest page first.",
+        summary="Read a conversation with the original texts of its messages, newest page first.",
         parameters=TranscriptRequest,
         handler=read_transcript,
         permission=PermissionLevel.RESTRICTED,

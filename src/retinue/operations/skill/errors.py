@@ -60,7 +60,7 @@ class SkillTargetRelative(Invalid):
     def __init__(self, target: str) -> None:
         super().__init__(
             f"'{target[:PATH_SHOWN_CHARS]}' is not an absolute path",
-            because="the server does not know your current folder",
+            because="the server cannot resolve a path that is relative to your current folder",
             try_this=f"use /path/to/{target.strip('/.')[:PATH_SHOWN_CHARS] or 'skills'}, or leave out the folder",
         )
 

@@ -1,4 +1,4 @@
-"""List, show, enable and disable hooks, and send a hook's output to a person."""
+"""Operations that list, show, enable and disable hooks, and the code that sends a hook's output to a person."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HookNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HookEnableRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Enable a hook. With `hash`, it is enabled only if it still has that hash."""
+    """Enable a hook. With `hash`, the hook is enabled only if its current version has this hash."""
 
     name: HookName
     hash: Annotated[
@@ -62,9 +62,9 @@ class BrokenHookRow(msgspec.Struct, frozen=True):
 
 
 class HookList(msgspec.Struct, frozen=True):
-    """All hooks. `shadowed` lists hooks that another hook of the same name overrides.
+    """All hooks. `shadowed` lists the hooks that another hook with the same name overrides.
 
-    `broken` lists folders without a valid hook.
+    `broken` lists the folders that do not contain a valid hook.
     """
 
     hooks: list[HookDetails]
@@ -122,7 +122,7 @@ async def disable_hook(services: Services, caller: Principal, request: HookNameR
 async def send_hook_output(services: Services, event: HookEvent, hook: Hook, text: str) -> None:
     """Send a hook's output as a notification to the person of the event's session.
 
-    No model reads it.
+    No model reads the output.
     """
 
     def find(conn: sa.Connection) -> address.Address:

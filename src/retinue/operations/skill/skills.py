@@ -1,4 +1,4 @@
-"""List, show, approve and revoke skills, and export operations as a skill."""
+"""Operations that list, show, approve and revoke skills, and export operations as a skill."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from retinue.operations.skill.errors import (
     SkillWorkspaceInvalid,
 )
 from retinue.store.agents import agents, content_approvals
-from retinue.store.core.former_file import STORE_NAME
+from retinue.store.core.database_rename import STORE_NAME
 from retinue.text.quantity import format_quantity
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ class BrokenSkillRow(msgspec.Struct, frozen=True):
 
 
 class SkillList(msgspec.Struct, frozen=True):
-    """All skills. `shadowed` lists skills that another skill of the same name overrides.
+    """All skills. `shadowed` lists the skills that another skill with the same name overrides.
 
-    `broken` lists folders without a valid skill.
+    `broken` lists the folders that do not contain a valid skill.
     """
 
     skills: list[SkillRow]
@@ -121,8 +121,8 @@ class SkillList(msgspec.Struct, frozen=True):
 class SkillDetails(msgspec.Struct, frozen=True):
     """One skill. `content` is its full text.
 
-    `diff` is what changed since the approval, or everything if there was none. `lines` has all of this as text for
-    people.
+    `diff` shows what has changed since the approval; without an approval, the whole skill is new.
+    `lines` is the same information as text for people.
     """
 
     skill: SkillRow
@@ -258,10 +258,10 @@ async def revoke_skill(services: Services, caller: Principal, request: SkillName
 
 
 async def export_skill(services: Services, caller: Principal, request: SkillExportRequest) -> SkillExported:
-    """Write operations as a skill.
+    """Write all operations of a noun to a folder, as a skill.
 
-    In the server's own skill folder, the skill is approved at once, because the server wrote it on
-    the owner's request.
+    If the folder is the server's own skill folder, the skill is approved at once, because the server
+    wrote it at the owner's request.
     """
     from retinue.agents import skill_bundles
 
@@ -424,9 +424,9 @@ _UnusedSkill = tuple[str, str, str]  # name, reason, next step
 
 
 async def _gather_unused_skills(context: DoctorContext) -> Sequence[_UnusedSkill] | None:
-    """Gather unused skills of the instance, its plugins and each agent.
+    """Return the skills of the instance, its plugins and each agent that are not used.
 
-    Workspaces are not searched, because there is no list of them.
+    Skills in workspaces are not checked, because there is no list of workspaces.
     """
     if context.store is None:
         return None

@@ -7,7 +7,7 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class ToolNotFound(NotFound):
-    """No tool has this name, or a rule hides the tool. `setting` is the setting that hides it."""
+    """No tool has this name, or a rule hides the tool. `setting` is the setting with this rule."""
 
     code = "tool.not_found"
 

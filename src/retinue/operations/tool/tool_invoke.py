@@ -1,4 +1,4 @@
-"""Call a tool outside any run, for scripts and the web app.
+"""Operation that calls a tool directly, outside of any run, for scripts and the web app.
 
 Tool policy applies to these calls too, with additional rules.
 """
@@ -36,7 +36,7 @@ class ToolInvokeResult(msgspec.Struct):
 
 
 async def invoke_tool(services: Services, caller: Principal, request: ToolInvokeRequest) -> ToolInvokeResult:
-    """Call a tool directly.
+    """Call a tool directly, outside of any run.
 
     A call that needs an approval is refused, because only a run can request an approval.
     """

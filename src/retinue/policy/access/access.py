@@ -1,9 +1,8 @@
-"""Decides who may write through a connector.
+"""Decides who may write to the server through a connector, from facts about the sender and the settings.
 
-Facts in, a decision with its reason out. Without settings, only people of this instance may write.
-
-Only platform ids that do not change are considered. Other programs are never admitted, so that two
-programs cannot answer each other forever.
+Without settings, only people of this instance may write. A sender is identified only by a platform id
+that cannot change. Messages from bots and other programs are never admitted, because two programs
+could answer each other forever.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ _DEFAULT_GROUP = GroupSettings()
 
 
 class AccessFacts(Struct, frozen=True, kw_only=True):
-    """Who wrote in which channel. `person` is the person to whom the sender's id is linked, if any."""
+    """Facts about a message: who wrote it and in which channel.
+
+    `person` is the person to whom the sender's id is linked, if any.
+    """
 
     connector: str
     is_direct: bool
@@ -55,10 +57,10 @@ def decide_access(facts: AccessFacts, settings: AccessSettings) -> AccessDecisio
 
 
 def _decide_unverified(facts: AccessFacts, settings: AccessSettings, settings_key: str) -> AccessDecision:
-    """Decide about a sender whose id is only claimed.
+    """Decide about a sender whose id the platform has not verified.
 
-    Such a sender matches no list. They are admitted only where everyone is, and their messages are
-    untrusted.
+    An unverified sender matches no allowlist. Their messages are admitted only where everyone may
+    write, and are untrusted.
     """
     unverified = replace(facts, sender_id=EVERYONE, is_verified=True, person="", is_owner=False, is_paired=False)
     verdict = (
@@ -131,8 +133,10 @@ def _decide_group(facts: AccessFacts, settings: AccessSettings, settings_key: st
 
 
 def find_group_settings(settings: AccessSettings, channel: str, parent: str = "") -> GroupSettings | None:
-    """Return the settings of a channel: those for its id, else those for its parent channel, else
-    those for every channel."""
+    """Return the settings that apply to a channel.
+
+    Settings for its id come first, then those for its parent channel, then those for every channel.
+    """
     for name in (channel, parent, EVERYONE):
         if name and (group := settings.groups.get(name)) is not None:
             return group
@@ -163,7 +167,8 @@ def _admit(
 ) -> AccessDecision:
     """Return the decision that admits a sender.
 
-    `is_known` means that the owner has put their id on a list, or accepted their pairing.
+    `is_known` means that the owner has put the id of the sender on an allowlist, or has accepted the
+    pairing request of the sender.
     """
     named = facts.sender_id in settings.commands_from
     if facts.is_owner:

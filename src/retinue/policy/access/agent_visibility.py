@@ -1,5 +1,4 @@
-"""Decides which agents an agent sees, may message and may start as subagents, and which sessions
-its tools show. Pure."""
+"""Decides which other agents an agent may see, message and start, and which sessions its tools show."""
 
 from __future__ import annotations
 
@@ -13,8 +12,10 @@ from retinue.text.glob_match import matches_glob
 
 
 class SessionVisibility(StrEnum):
-    """Which sessions an agent's tools show, from the narrowest level to the widest. Each level
-    includes those before it."""
+    """Which sessions an agent's tools show, from the narrowest level to the widest.
+
+    Each level includes the sessions of the levels before it.
+    """
 
     SPAWNED = "spawned"  # the current session, and the sessions that it started
     OWN = "own"  # all sessions of the agent
@@ -22,16 +23,18 @@ class SessionVisibility(StrEnum):
 
 
 def list_visible_agents(agent: Agent, agents: Iterable[Agent]) -> list[Agent]:
-    """Return the agents that an agent sees: those that it may message, in the given order. The
-    agent itself is not included."""
+    """Return the agents that an agent sees: those that it may message, in the given order.
+
+    The agent itself is not included.
+    """
     return [other for other in agents if may_message(agent, other).is_allowed]
 
 
 def may_message(agent: Agent, target: Agent) -> Decision:
     """Decide whether an agent may message another.
 
-    A hidden agent cannot be messaged by any agent. For others, `deny` must not match, and `allow`
-    must match.
+    No agent may message a hidden agent. The name of any other agent must match `allow` and must not
+    match `deny`.
     """
     if _is_same_agent(agent, target):
         return Decision(DecisionKind.DENY, f"{target.name} cannot write to itself")
@@ -51,8 +54,8 @@ def may_message(agent: Agent, target: Agent) -> Decision:
 def may_spawn(agent: Agent, target: Agent) -> Decision:
     """Decide whether an agent may start another as a subagent.
 
-    An agent may always start itself. It may start another agent if `subagents.allow` matches that
-    agent and it may message it.
+    An agent may always start itself. It may start another agent if it may message that agent and
+    `subagents.allow` matches the name of that agent.
     """
     if _is_same_agent(agent, target):
         return Decision(DecisionKind.ALLOW, f"{agent.name} may start itself as a subagent")
@@ -84,7 +87,9 @@ def may_see_session(agent: Agent, visibility: SessionVisibility, target: Agent, 
         return Decision(DecisionKind.ALLOW, "it was started from this session")
     if visibility is SessionVisibility.SPAWNED:
         key = "sandbox.visible_sessions"
-        return Decision(DecisionKind.DENY, f"a sandboxed session sees only the sessions it started, by `{key}`", key)
+        return Decision(
+            DecisionKind.DENY, f"with `{key}`, a sandboxed session sees only the sessions that it started", key
+        )
     if _is_same_agent(agent, target):
         return Decision(DecisionKind.ALLOW, f"it is another session of {agent.name}")
     if visibility is SessionVisibility.OWN:

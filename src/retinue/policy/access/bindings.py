@@ -1,4 +1,4 @@
-"""Decides which agent answers in a channel: the most specific binding wins. Facts in, a result with its reason out."""
+"""Decides which agents answer in a channel: the most specific binding that matches the channel wins."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _SPECIFICITY = {level: rank for rank, level in enumerate(MatchedBy)}
 def resolve_binding(bindings: Iterable[Binding], channel: ChannelFacts, *, default: str | None) -> BindingResult | None:
     """Return the agents that answer in a channel, and the binding that decides. None if no agent answers.
 
-    Specificity, in order: the channel itself, its parent channel, its guild, its team, the account,
-    every account of the platform, the default agent. Of two bindings with the same specificity, the
-    one with more conditions wins.
+    From the most specific binding to the least specific, a binding can name: the channel, its parent
+    channel, its guild, its team, the account, or only the platform. If no binding matches, the
+    default agent answers. Of two bindings that are equally specific, the one with more conditions
+    wins.
     """
     fitting = [(level, binding) for binding in bindings if (level := match_binding(binding.match, channel)) is not None]
     if fitting:
@@ -67,9 +68,9 @@ def _sort_key(level: MatchedBy, binding: Binding) -> tuple[int, int, int, str]:
 
 
 def allows_writing(binding: Binding, *, agent: str, platform: str, connector: str, channel: str) -> bool:
-    """Whether this binding allows an agent to write into a channel without being asked.
+    """Whether this binding allows an agent to start a conversation in a channel, without a message to reply to.
 
-    A binding for a guild, a team or a kind of channel names no single channel, so the agent may
+    A binding for a guild, a team or a kind of channel does not name a single channel, so the agent may
     only reply in these channels.
     """
     match = binding.match

@@ -1,8 +1,8 @@
-"""Decides which hosts and IP addresses are public, and so may be requested by agents.
+"""Decides which hosts and IP addresses are public. Agents may send requests only to these.
 
 All other addresses belong to this machine or its network, or are reserved.
 
-Pure, and the only module that decides this. Every outbound request of an agent is checked: first the host name, then
+No other module decides this. Every outbound request of an agent is checked: first the host name, then
 each address that the name resolves to.
 """
 
@@ -72,10 +72,9 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 def explain_refused_address(address: str) -> str:
-    """Return why an address must not be reached; empty if it is public.
+    """Return why agents may not send requests to an address, or an empty string if the address is public.
 
-    If an address embeds another one, as for a tunnel or a translation, the embedded address
-    decides.
+    If the address embeds another one, as tunnel and NAT64 addresses do, the embedded address decides.
     """
     parsed = _parse_address(address)
     if parsed is None:
@@ -84,10 +83,10 @@ def explain_refused_address(address: str) -> str:
 
 
 def explain_refused_host(name: str) -> str:
-    """Return why a host must not be requested, judged by its name. Empty if the name is allowed;
-    then its addresses decide.
+    """Return why agents may not send requests to a host, judged by the host's name alone.
 
-    `name` can also be an IP address, with or without brackets.
+    Returns an empty string if the name is allowed. The caller then checks each address that the name
+    resolves to. `name` can also be an IP address, with or without brackets.
     """
     host = normalize_host(name)
     if not host:
@@ -119,7 +118,7 @@ def is_ip_address(host: str) -> bool:
 def normalize_host(name: str) -> str:
     """Return the canonical form of a host: lower-case ASCII, no trailing dot, no brackets.
 
-    Empty if the name is not a valid host.
+    Returns an empty string if the name is not a valid host.
 
     Numeric forms other than a dotted quad (`2130706433`, `0x7f.1`, `0177.0.0.1`, `127.1`) are rejected: resolvers
     disagree about their meaning.
@@ -139,8 +138,10 @@ def normalize_host(name: str) -> str:
 
 
 def _to_ascii(name: str) -> str:
-    """Return the ASCII name that a resolver looks up. Full-width letters and dots are mapped, and
-    soft hyphens removed."""
+    """Return the ASCII name that a resolver looks up, or an empty string if there is none.
+
+    Full-width letters and dots are replaced with their ASCII forms. Soft hyphens are removed.
+    """
     if name.isascii():
         return name.lower()
     if len(name) > HOST_LENGTH_MAX:  # normalization is slow for long names

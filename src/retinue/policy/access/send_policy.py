@@ -1,7 +1,7 @@
 """Decides whether an agent's message may be sent to a platform.
 
-The setting of the conversation (`/send`) comes first, then rules by connector, chat type and key.
-Facts in, a decision with its reason out.
+The setting of the conversation (`/send`) comes first, then the rules for connectors, chat types and
+session keys.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _DENIED_BY_COMMAND = Decision(DecisionKind.DENY, "/send off was set in this conv
 
 
 def may_send(session: Session, connector: str, rules: Mapping[str, SendRule], default: SendAction) -> Decision:
-    """Decide whether a message is sent.
+    """Decide whether an agent's message is sent.
 
-    The first that applies decides: the conversation's setting, a rule that denies, a rule that allows, the default.
+    If `/send` was set in the conversation, this setting decides. Otherwise the first matching rule
+    that denies decides, then the first matching rule that allows, then the default.
     """
     if session.options.send is not None:
         return _ALLOWED_BY_COMMAND if session.options.send else _DENIED_BY_COMMAND

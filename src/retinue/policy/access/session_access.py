@@ -1,4 +1,4 @@
-"""Decides whether a run may read a session or write into it. Pure: facts in, a decision out."""
+"""Decides whether a run may read a session or write into it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ def may_access_session(
 ) -> Decision:
     """Decide whether a run of `agent` may access a session of `target`.
 
-    `is_descendant` means that the session is that of the run, or descends from it. `principal_can_see` means that the
-    run principal can see the session. If not, the run cannot access it, even if the agent may. So a guest cannot read
-    through an agent what the guest may not read. If `is_confined` is set, the run is sandboxed and may access
-    descendants only.
+    `is_descendant` means that the session is the run's session, or descends from it.
+    `principal_can_see` means that the run principal can see the session. Without it, the run cannot
+    access any session except a descendant, even if the agent may. So a guest cannot read through an
+    agent what the guest may not read. `is_confined` means that the run is sandboxed. A sandboxed run
+    may access descendants only.
     """
     if is_descendant:
         return may_see_session(agent, SessionVisibility.SPAWNED, target, is_spawned=True)

@@ -1,4 +1,7 @@
-"""Validates a webhook before it is stored. Whether its host may be reached is checked when the webhook is used."""
+"""Validates the URL and headers of a webhook before the webhook is stored.
+
+The host of the URL is checked later, when the request is sent.
+"""
 
 from __future__ import annotations
 

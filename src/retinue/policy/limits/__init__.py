@@ -1,1 +1,1 @@
-"""Decisions about limits: budgets, rate limits, cooldowns of credentials, and resets of contexts."""
+"""Decisions about limits: budgets, rate limits, back-off of credentials, and resets of contexts."""

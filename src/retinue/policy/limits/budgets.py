@@ -1,6 +1,6 @@
 """Computes the budget limits of a call and the maximum size of its input. All functions are pure.
 
-`domain/budget_reservation` uses these numbers. It is not in this package because the store needs it too.
+`domain/budget_reservation` uses these numbers. That module is in `domain`, because the store uses it too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALIBRATED_MARGIN = 1.25  # factor for the estimate from the last request
 
 
 def max_input_tokens(size_bytes: int, *, known_tokens: int = 0, tokens_per_byte: float | None = None) -> int:
-    """Return an upper limit for the number of tokens of an input.
+    """Return the maximum number of tokens that an input of this size can have.
 
     `known_tokens` are tokens that `size_bytes` does not include, such as those of images.
     `tokens_per_byte` is the ratio of tokens to bytes in this session's last request to this model,

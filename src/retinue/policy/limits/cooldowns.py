@@ -1,4 +1,4 @@
-"""Decides after which failures a credential is not used for a while (back-off), and for how long."""
+"""Decides after which failures the server stops using a credential for a time (back-off), and for how long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_failure_record(
     asked_at: datetime | None = None,
     retry_after_s: float | None = None,
 ) -> CredentialFailureRecord | None:
-    """Return the failure to record for a credential; None if the failure has nothing to do with the credential."""
+    """Return the failure to record for a credential, or None if the credential did not cause the failure."""
     if failure not in COOLDOWN_FAILURES:
         return None
     return CredentialFailureRecord(
@@ -96,9 +96,9 @@ class CredentialCooldowns:
         object.__setattr__(self, "_by_key", found)
 
     def find_active(self, credential: Credential, model: str, now: datetime) -> CredentialCooldown | None:
-        """Return the cooldown that blocks this credential for this model now.
+        """Return the cooldown that blocks this credential for this model now, or None.
 
-        If two cooldowns block it, return the one that ends later.
+        If two cooldowns block the credential, the one that ends later is returned.
         """
         if not self._by_key:  # the common case
             return None

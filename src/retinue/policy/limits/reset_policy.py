@@ -28,7 +28,10 @@ _MINUTE_MS = 60_000
 
 
 class UpcomingReset(NamedTuple):
-    """When a context will be reset if there is no activity before, and by which rule."""
+    """The time of the next reset of a context, and the rule for it.
+
+    Activity before this time can delay the reset.
+    """
 
     at: datetime
     because: str
@@ -42,11 +45,11 @@ def resolve_reset_rules(
     by_kind: Mapping[str, ResetRules],
     by_channel: Mapping[str, ResetRules],
 ) -> ResetRules:
-    """Return the reset rules of a session. An unset value of the agent's rules (`own`) comes from the settings.
+    """Return the reset rules of a session.
 
-    In the settings, rules for the connector come first, then those for the chat type, for the kind
-    of session, and for all sessions. Sessions of schedules and subagents use the rules for their
-    kind only.
+    An unset value of the agent's rules (`own`) is taken from the settings. In the settings, rules for
+    the connector come first, then those for the chat type, for the kind of session, and for all
+    sessions. Sessions of schedules and subagents use the rules for their kind only.
     """
     kind = session.origin.kind
     if kind in _KIND_RULES_ONLY:
@@ -71,7 +74,7 @@ def starts_new_work(kind: EnvelopeKind) -> bool:
 
 
 def explain_due_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> str:
-    """Return why the context must be reset now. Empty if no rule applies, or if the context is empty."""
+    """Return why the context must be reset now, or an empty string if no rule requires it or the context is empty."""
     if rules == NO_RESET_RULES or session.record_seq <= session.context_start_seq:
         return ""
     now = from_ms(now_ms)
@@ -87,7 +90,10 @@ def explain_due_reset(rules: ResetRules, session: Session, *, now_ms: int, zone:
 
 
 def explain_context_limit(rules: ResetRules, length_tokens: int | None) -> str:
-    """Return why the context is too long for another run. Empty if it is not too long, or if its length is unknown."""
+    """Return why the context is too long for another run.
+
+    Returns an empty string if it is not too long, or if its length is unknown.
+    """
     most = rules.context_tokens_max
     if not most or length_tokens is None or length_tokens <= most:
         return ""
@@ -95,7 +101,7 @@ def explain_context_limit(rules: ResetRules, length_tokens: int | None) -> str:
 
 
 def find_next_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> UpcomingReset | None:
-    """Return when this context will be reset next, and by which rule. None if no rule will apply."""
+    """Return when this context will be reset next, and by which rule. None if no rule will reset it."""
     if session.record_seq <= session.context_start_seq:
         return None
     now = from_ms(now_ms)
@@ -111,7 +117,7 @@ def find_next_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: Z
 
 
 def counts_as_activity(sender: Address, origin: Origin) -> bool:
-    """Whether a run for this sender counts as activity.
+    """Whether a run that this sender started counts as activity in its session.
 
     A run for a schedule counts only in the schedule's dedicated session. A heartbeat never counts.
     """
@@ -139,6 +145,7 @@ def _next_time_at(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> date
 def _time_on_day(day: datetime, hour: int, minute: int) -> datetime:
     """Return the moment of a clock time on a day. There is exactly one per day.
 
-    A time that a clock change skips comes later by the skipped amount. If a time occurs twice, the first counts.
+    A time that a clock change skips is moved forward by the skipped amount. If a time occurs twice,
+    the first occurrence is used.
     """
     return from_ms(round(day.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0).timestamp() * 1000))

@@ -1,7 +1,7 @@
 """Rate limits: one token bucket per key, refilled at a rate per minute.
 
-The buckets are in memory, and their number is limited. The oldest bucket is dropped first; its key
-then starts with a full bucket.
+The buckets are kept in memory, and their number is limited. If there are too many, the oldest bucket
+is dropped. Its key then starts with a full bucket again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class TokenBuckets(Struct):
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
 
     def take(self, key: str, now_s: float) -> float:
-        """Take a token from the key's bucket and return 0. If it is empty, return the seconds until the next token."""
+        """Take a token from the key's bucket and return 0.
+
+        If the bucket is empty, return the number of seconds until its next token.
+        """
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(float(self.per_minute), now_s)

@@ -1,1 +1,1 @@
-"""Decisions about tool arguments: whether trusted content explains where each value came from."""
+"""Decides whether the values in a tool call come from trusted content, or need a person's approval."""

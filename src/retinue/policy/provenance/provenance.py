@@ -1,10 +1,10 @@
-"""Decides whether a call may be performed after untrusted content was read. Unless every argument
-is explained, a person is asked.
+"""Decides whether a tool call needs approval because the model has read untrusted content.
 
 Once untrusted content is in a context, its influence on the model's output cannot be determined. So
-values are not tracked through the model. A value passes only if it is known without that content.
-It may come from the owner's words, from a typed value of a trusted result, or from a standing rule.
-It must be equal to a value of the same type. For anything else, a person is asked.
+values are not tracked through the model. Instead, each argument of the call must be explained: it
+must be equal to a value of the same type that the owner wrote, or that a tool result contains and
+the owner named, or a rule in the settings must permit it. A person is asked about a call with any
+other argument.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SHOWN_CHARS_MAX = 80
 
 
 class ContextSource(Struct, frozen=True, kw_only=True):
-    """One item of the context: a user's text or the result of a call.
+    """One item of the context: the text of a user or the result of a call.
 
-    Items of other kinds have only their trust set.
+    For items of other kinds, only `trust` is set.
     """
 
     trust: Trust
@@ -47,7 +47,7 @@ class ContextSource(Struct, frozen=True, kw_only=True):
 
 
 class ProvenanceContext(Struct, frozen=True, kw_only=True):
-    """The items that were read before a call, and the calls that were performed since the owner's last message."""
+    """What the model read before a call, and the calls that were performed since the owner's last message."""
 
     sources: tuple[ContextSource, ...] = ()
     calls_done: tuple[Call, ...] = ()
@@ -58,7 +58,7 @@ class ProvenanceContext(Struct, frozen=True, kw_only=True):
 
 
 class ArgumentFinding(Struct, frozen=True):
-    """Result of the check of one value in a tool call: what explains it, or why it is not explained."""
+    """The result of checking one value in a tool call: what explains the value, or why nothing does."""
 
     argument: str
     value: str
@@ -76,9 +76,9 @@ class ProvenanceDecision(Struct, frozen=True, kw_only=True):
 
 
 def build_context(records: Iterable[Record]) -> ProvenanceContext:
-    """Build the context from its records.
+    """Build the provenance context from the records of a session.
 
-    Summaries and notes explain no values, because they are not the owner's words.
+    Summaries and notes cannot explain a value, because they are not the owner's words.
 
     The caller may pass the owner's messages of the whole session, including those that a summary
     has replaced.
@@ -118,7 +118,7 @@ def _build_result_source(record: Record, result: ToolResult, call: Call) -> Cont
 
 
 def has_guarded_effect(spec: ToolSpec) -> bool:
-    """Whether a call can change or reveal something. A request to the outside reveals its arguments."""
+    """Whether a call of this tool can change or reveal something. A request to the outside reveals its arguments."""
     if spec.effects & GUARDED_EFFECTS:
         return True
     return ToolEffect.READS_UNTRUSTED in spec.effects and ToolEffect.READS_PRIVATE not in spec.effects
@@ -135,9 +135,9 @@ def decide_provenance(
 ) -> ProvenanceDecision:
     """Decide whether a call is allowed or needs approval, with a finding for each argument.
 
-    A call is never denied here. Pure.
+    This function never denies a call.
 
-    `known` is the result of `collect_known_values`. Without it, the function computes the result.
+    `known` is the result of `collect_known_values`. If it is None, this function calls that one.
     """
     if not has_guarded_effect(spec):
         return ProvenanceDecision(decision=Decision(DecisionKind.ALLOW, "it only reads the owner's data"))
@@ -198,9 +198,9 @@ def _check_arguments(
 
 
 def _check_tool(policy: ProvenancePolicy, spec: ToolSpec, known: KnownValues) -> ArgumentFinding:
-    """Check the choice of the tool, which needs an explanation like any argument.
+    """Check the choice of the tool, which must be explained like an argument.
 
-    If the owner named a file, that does not mean that the file may be deleted.
+    For example, the owner may have named a file without wanting it deleted.
     """
     rule = policy.find_act_rule(spec.name)
     if rule is None:
@@ -303,7 +303,7 @@ _FORMATS = {
 
 
 def _infer_value_type(properties: Mapping[str, Any], name: str, path: str, value: Any) -> ValueType:
-    """Infer the type of an argument that has no rule. Its name and schema decide, or else the form of its value."""
+    """Infer the type of an argument that has no rule from its name and schema, or else from the form of its value."""
     last = path.rpartition(".")[2]
     last = name if last.isdigit() else last
     schema = cast("Mapping[str, Any]", (properties.get(name) or {}) if path == name else {})

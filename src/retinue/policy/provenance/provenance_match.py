@@ -1,10 +1,12 @@
 """Finds what explains a value in a tool call.
 
-An explanation is the owner's words, a result entry that these words name or rank, or a standing rule.
+A value can be explained by the owner's words, by an entry of a tool result that these words select, or by a rule in the
+settings.
 
-The owner's words explain a value only if they state it or if it follows from them in one of a few ways. The value may
-be a date with a time, a time some hours later, a percentage of an amount, a filled-in template, or a field of a named
-thing. If the words match things with different values, these explain nothing.
+The owner's words explain a value only if they state it, or if it follows from them in one of a few ways. The value may
+be a stated date with a stated time, a time some hours later, a percentage of an amount, a template that is filled in,
+or a field of an entry that the owner named. If the words match several entries with different values, none of these
+values is explained.
 """
 
 from __future__ import annotations
@@ -61,8 +63,10 @@ class KnownValues:
         )
 
     def restrict_to(self, phrase: str) -> KnownValues | None:
-        """Return the same known values, with only those sentences of the owner that contain this
-        phrase. None if there are none."""
+        """Return the same known values, but only the owner's sentences that contain this phrase.
+
+        Returns None if there are no such sentences.
+        """
         wanted = tokenize(phrase)
         sentences = [
             part for text in self.texts for part in split_sentences(text) if parse_text(part).has_phrase(wanted)
@@ -79,7 +83,7 @@ class KnownValues:
         )
 
     def has_word(self, word: str) -> bool:
-        """Whether the owner used this word or one that begins with it: "deleted" counts for `delete`."""
+        """Whether the owner used this word, or a word that begins with it, as "deleted" begins with "delete"."""
         word = word.casefold()
         return any(
             token == word or (len(word) >= DISTINCTIVE_CHARS_MIN and token.startswith(word))
@@ -104,11 +108,11 @@ class KnownValues:
         return tuple(entry for group in group_by_tool(self.entries) for entry in self.find_named(group))
 
     def find_meant_values(self, sort: ValueType) -> list[frozenset[str]]:
-        """Return the values of one type from the entries that were named or ranked. Only values
-        that all matching entries have are included.
+        """Return the values of one type from the entries that the owner's words select.
 
-        For ids, entries of all tools are compared together, because another tool may have read the
-        same things.
+        The result has one set for each group of selected entries. The set has only the values that
+        all entries of the group have in common. For ids, entries of all tools are compared together,
+        because another tool may have read the same things.
         """
         having = [entry for entry in self.entries if any(_is_same_type(value.sort, sort) for value in entry.values)]
         found = (
@@ -144,11 +148,11 @@ def _is_same_type(have: ValueType, want: ValueType) -> bool:
 
 
 def _score_value(known: KnownValues, value: TypedValue, entry: ResultEntry) -> int:
-    """Return how well the owner's words match a value.
+    """Return a score for how well the owner's words match a value, or 0 if they do not.
 
-    The score is 6 for an exact match, 4 for a spoken name and 2 for a hint.
-
-    The score is 1 higher if the owner also stated a word for its field.
+    The score is 6 for the exact value, and 4 for a name without its file extension, hyphens and
+    underscores. It is 2 for one distinctive word of a name. The score is 1 higher if the owner also
+    used a word for the field of the value.
     """
     match value.sort.kind:
         case ValueKind.NAME | ValueKind.TEXT:
@@ -186,8 +190,11 @@ def _is_hinted(words: Sequence[ParsedText], name: Sequence[str]) -> bool:
 
 
 def select_by_measures(known: KnownValues, entries: Sequence[ResultEntry]) -> tuple[ResultEntry, ...]:
-    """Return the entries with the highest or lowest amount, by the measures that the owner's words
-    name. These are applied in the order of the words."""
+    """Return the entries with the highest or lowest amount, such as the cheapest ones.
+
+    The owner's words name the measures, which are applied in the order of these words. Returns no
+    entries if the words name no measure.
+    """
     measures = [
         (at, measure)
         for measure in known.policy.measures
@@ -221,7 +228,7 @@ def _build_amount_function(
 ) -> Callable[[ResultEntry], Decimal | None]:
     """Return a function that returns the amount of an entry by this measure.
 
-    The amount may come from another result, if that has an entry of the same name.
+    If the entry has no such amount, the amount of an entry with the same name in any result is used.
     """
     counts = (
         Counter(value for entry in entries for value in entry.list_field_values(measure.field))
@@ -255,7 +262,7 @@ def explain_value(
     says: Mapping[str, Sequence[str]],
     others: Mapping[str, Any],
 ) -> str:
-    """Return what explains a value, in a few words; empty if nothing does.
+    """Return what explains a value, in a few words, or an empty string if nothing does.
 
     `others` are the other arguments of the call.
     """
@@ -268,7 +275,7 @@ def explain_value(
             return _explain_choice(known, value, name=name, says=says)
         if text := normalize_value(sort.kind, value):
             if isinstance(value, str) and sort.kind is not ValueKind.TEXT and not _is_exact(sort, value):
-                return ""  # it only resembles the value it is compared with
+                return ""  # the value only resembles the one that it would be compared with
             return (
                 _explain_by_words(known, sort, text, name=name)
                 or _explain_by_entry(known, sort, text, name=name)
@@ -279,15 +286,18 @@ def explain_value(
 
 
 def _is_exact(sort: ValueType, value: str) -> bool:
-    """Whether normalization left a value unchanged, so that the compared value is the value that the tool gets."""
+    """Whether normalization leaves a value unchanged, so that the tool gets exactly the value that was compared."""
     return normalize_text(value) == value and (
         sort.kind is not ValueKind.NAME or value.strip(EDGE_PUNCTUATION) == value
     )
 
 
 def _explain_by_entry(known: KnownValues, sort: ValueType, text: str, *, name: str) -> str:
-    """Explain a value by an entry that was named. Dates and times must be stated by the owner, and
-    so must numbers if the owner stated a percentage."""
+    """Explain a value by an entry of a tool result that the owner named.
+
+    Not for dates and times, which the owner must state. If the owner stated a percentage, the same
+    is true for numbers.
+    """
     if sort.kind in (ValueKind.MOMENT, ValueKind.TIME, ValueKind.DATE):
         return ""
     if sort.kind is ValueKind.NUMBER and any(words.percents for words in known.parsed_texts):
@@ -302,8 +312,8 @@ def _explain_by_entry(known: KnownValues, sort: ValueType, text: str, *, name: s
 def _find_meant_for_argument(known: KnownValues, sort: ValueType, name: str) -> list[frozenset[str]]:
     """Return the values that the owner can mean for an argument.
 
-    If a sentence mentions the name of the argument and names an entry, that entry is meant. Otherwise entries named in
-    any sentence count.
+    If a sentence contains the name of the argument and names an entry, the owner means that entry.
+    Otherwise the owner can mean the entries that any sentence names.
     """
     spoken = known.restrict_to(name.replace("_", " "))
     return (spoken.find_meant_values(sort) if spoken else []) or known.find_meant_values(sort)
@@ -339,8 +349,10 @@ def _explain_by_words(known: KnownValues, sort: ValueType, text: str, *, name: s
 
 
 def _is_moment_stated(known: KnownValues, text: str) -> bool:
-    """Whether the owner stated the date and the time in one sentence. For the start or end of a
-    day, the date is enough."""
+    """Whether the owner stated the date and the time of a moment in one sentence.
+
+    For the start or end of a day, the date is enough.
+    """
     day, _, hour = text.partition(" ")
     for words in known.parsed_texts:
         days = {found.sentence for found in words.values if found.kind is ValueKind.DATE and found.value == day}
@@ -388,9 +400,9 @@ def _entry_duration(entry: ResultEntry) -> timedelta | None:
 
 
 def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
-    """Explain a number that is a stated percentage of an amount that the owner means.
+    """Explain a number that is a percentage, stated by the owner, of an amount that the owner named.
 
-    A stated amount may be added to it.
+    Another amount that the owner stated may be added to it.
     """
     percents = {percent for words in known.parsed_texts for percent in words.percents}
     extras = {Decimal(0)} | {
@@ -402,12 +414,12 @@ def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
         amount = Decimal(next(iter(amounts)))
         shares = {amount * percent / 100 + extra for percent in percents for extra in extras}
         if Decimal(text) in shares:
-            return "a share that the owner named of an amount that the owner named"
+            return "a percentage that the owner stated of an amount that the owner named"
     return ""
 
 
 def _explain_by_template(known: KnownValues, value: str) -> str:
-    """Explain a text that is the owner's template, with each slot filled with a name that the owner means."""
+    """Explain a text that is the owner's template, with a name that the owner's words select in each slot."""
     names = frozenset[str]().union(*known.find_meant_values(ValueType(ValueKind.NAME)))
     for words in known.parsed_texts:
         for template in words.templates:

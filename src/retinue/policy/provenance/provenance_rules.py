@@ -23,7 +23,7 @@ ITEM_FIELD = "<item>"  # names the items of a result that is a list of plain val
 
 
 class ProvenancePolicy(Struct, frozen=True, kw_only=True, eq=False):
-    """All provenance rules. The first rule that matches applies."""
+    """All provenance rules. Of each kind of rule, the first one that matches a tool or argument applies."""
 
     sources: tuple[SourceRule, ...] = ()
     arguments: tuple[ArgumentRule, ...] = ()
@@ -47,9 +47,9 @@ class ProvenancePolicy(Struct, frozen=True, kw_only=True, eq=False):
 _WRITE_VERBS = ("write", "save", "note", "put", "store", "create", "make", "draft", "record", "add", "append", "keep")
 _EDIT_VERBS = (*_WRITE_VERBS, "edit", "change", "update", "fix", "replace", "correct", "rewrite", "rename", "remove")
 
-# The default rules, which follow those of the owner. The owner must name where something is written. The
-# content may be untrusted, because a file keeps its provenance. No other untrusted value passes
-# without approval.
+# The default rules, which follow those of the owner. The owner must name the file to write. Its content
+# may be untrusted, because the server remembers that the file is untrusted. No other unexplained value
+# is allowed without approval.
 DEFAULT_RULES = ProvenanceSettings(
     argument=(
         ArgumentRule(tools="write", argument="content", explanations=(StandingExplanation.STAYS_ON_SERVER,)),

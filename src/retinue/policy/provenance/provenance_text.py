@@ -1,7 +1,7 @@
 """Extracts typed values from text, and finds whole words and phrases in it.
 
-Each span of text belongs to the most specific kind of value that matches. So the 13 of a date is
-neither a number nor an id.
+Each span of text belongs to the most specific kind of value that matches it. For example, the 13 in
+a date is not also a number or an id.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ COMMON_WORDS = frozenset((
 
 
 class FoundValue(Struct, frozen=True):
-    """A value found in a text, with the number of its sentence, which relates it to other values there."""
+    """A value found in a text. Values with the same `sentence` number are in the same sentence."""
 
     kind: ValueKind
     value: str
@@ -126,8 +126,10 @@ class ParsedText(Struct, frozen=True, kw_only=True):
         return bool(phrase) and f" {' '.join(phrase)} " in f" {' '.join(here)} "
 
     def has_name(self, phrase: Sequence[str]) -> bool:
-        """Whether these words occur in the text as a name: quoted, or with a capitalized word that
-        is not a common word."""
+        """Whether these words occur in the text as a name.
+
+        A name is in quotes, or has a capitalized word that is not a common word.
+        """
         if len(phrase) > NAME_WORDS_MAX:
             return False
         if tuple(phrase) in self.quoted:
@@ -140,7 +142,7 @@ class ParsedText(Struct, frozen=True, kw_only=True):
 
 
 def normalize_text(text: str) -> str:
-    """Normalize characters that look the same: quotes, dashes, widths. Removes invisible characters."""
+    """Replace variants of quotes, dashes and wide characters with one form. Remove invisible characters."""
     return unicodedata.normalize("NFKC", text).translate(_NORMALIZATION)
 
 
@@ -177,7 +179,8 @@ _EMPTY = ParsedText(
 def parse_text(text: str, today: date | None = None) -> ParsedText:
     """Parse a text into words and typed values.
 
-    A date without a year is the next such date from `today` on. Without `today`, it is ignored.
+    A date without a year means the next such date, counted from `today`. If `today` is None, such a
+    date is ignored.
     """
     if len(text) > TEXT_CHARS_MAX:
         return _EMPTY
@@ -289,7 +292,7 @@ def _parse_duration(match: re.Match[str]) -> timedelta:
 
 
 def normalize_url(text: str) -> str:
-    """Normalize a URL. The scheme, which people leave out, and punctuation of the sentence are removed."""
+    """Normalize a URL for comparison: remove its scheme and trailing punctuation, and lowercase its host."""
     text = normalize_text(text).strip().rstrip(".,;:!?/")
     text = re.sub(r"^https?://", "", text, flags=re.IGNORECASE)
     host, slash, path = text.partition("/")
@@ -301,7 +304,7 @@ def normalize_account(text: str) -> str:
 
 
 def normalize_number(value: object) -> str | None:
-    """Normalize a number, so that 1,000 and 1000.00 are equal. None if it is not a number."""
+    """Normalize a number, so that 1,000 and 1000.00 are equal. Returns None if the value is not a number."""
     if isinstance(value, bool):
         return None
     try:
@@ -314,8 +317,10 @@ def normalize_number(value: object) -> str | None:
 
 
 def parse_moment(text: str) -> datetime | None:
-    """Parse a date with a time of day. Its time zone is dropped, because moments are compared in
-    the owner's local time."""
+    """Parse a date with a time of day. Returns None for any other text.
+
+    The time zone is dropped, because moments are compared in the owner's local time.
+    """
     try:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=None, second=0, microsecond=0)
     except ValueError:
@@ -350,7 +355,7 @@ def infer_kind(text: str) -> ValueKind:
 
 
 def normalize_value(kind: ValueKind, value: object) -> str | None:
-    """Return the normalized form of a value of this kind; None if the value is not of this kind."""
+    """Return the normalized form of a value, or None if the value is not of this kind."""
     text = normalize_text(str(value)).strip()
     match kind:
         case ValueKind.EMAIL:
@@ -378,8 +383,9 @@ def normalize_value(kind: ValueKind, value: object) -> str | None:
 def extract_user_text(turn: str) -> str:
     """Return what people wrote in a turn, without the lines that the server adds around it.
 
-    These lines contain times, ids and channel titles, and anyone may have chosen a title. User text
-    cannot imitate the lines, because `runners/turn_input` escapes imitations with a backslash.
+    The server's lines contain times, ids and channel titles, and anyone may have chosen a title. The
+    text of a user cannot imitate these lines, because `runners/turn_input` escapes imitations with a
+    backslash.
     """
     if not turn.startswith(_TURN_HEADER):
         return turn

@@ -34,9 +34,10 @@ class TypedValue(Struct, frozen=True):
 
 
 class ResultEntry(Struct, frozen=True, kw_only=True):
-    """One thing that a result describes: its typed values, and the text that came with them.
+    """One thing that a tool result describes: its typed values, and its other text.
 
-    `is_complete` means that the result lists all things of this kind, because the call had no arguments.
+    `is_complete` means that the result lists all things of this kind, because the call had no
+    arguments.
     """
 
     tool: str
@@ -53,7 +54,10 @@ class ResultEntry(Struct, frozen=True, kw_only=True):
 
 
 def decide_result_trust(policy: ProvenancePolicy, spec: ToolSpec, output: str) -> Trust:
-    """Return how far a tool result is trusted. A rule for the tool decides, or else the effects of the tool."""
+    """Return how far the server trusts a tool result.
+
+    If a rule names the tool, the rule decides. Otherwise the effects of the tool decide.
+    """
     rule = policy.find_source_rule(spec.name)
     if rule is None:
         return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
@@ -67,10 +71,11 @@ def extract_entries(
 ) -> tuple[ResultEntry, ...]:
     """Return the things that a tool result describes, as entries with typed values.
 
-    The entry of a text result has the values that the call requested: a web page belongs to its URL.
+    A text result is one entry. Its typed values are the arguments of the call: for example, the entry
+    of a web page has the requested URL.
 
-    The entries of a JSON result do not have those values. The model chooses the search words, and they would name
-    everything that is found.
+    The entries of a JSON result do not have the arguments of the call. Otherwise the search words,
+    which the model chooses, would name every entry that the search found.
     """
     return _extract_entries(
         policy, tool, tuple(_iterate_requested_values(policy, tool, arguments)), not arguments, output

@@ -1,4 +1,4 @@
-"""Decides who is asked for an approval, who may answer, and how far an approval reaches."""
+"""Decides who is asked for an approval, who may answer it, and for how long a yes may last."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.grant import GrantScope
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Call
-from retinue.policy.access.permissions import is_at_least
+from retinue.policy.access.operation_permissions import is_at_least
 from retinue.policy.tools.tool_groups import OWNER_DECIDES
 
 APPROVER_LEVEL_MIN = PermissionLevel.STANDARD  # a guest cannot approve anything
 
 
 def may_decide(principal: Principal, approval: Approval, scope: GrantScope) -> Decision:
-    """Decide whether this person may answer an approval with this scope."""
+    """Decide whether this principal may answer an approval with this scope."""
     if principal.sees_everything:
         return Decision(DecisionKind.ALLOW, "the owner may answer every request")
     if principal.address.kind is not AddressKind.PERSON:
@@ -40,7 +40,11 @@ def needs_owner(calls: Iterable[Call]) -> bool:
 
 
 def limit_scope(wanted: GrantScope, approval: Approval) -> GrantScope | None:
-    """Return the wanted scope. None if it is too wide, because each call needs its own approval."""
+    """Return the wanted scope, or None if it is too wide.
+
+    An approval without `grant_permissions` can only be answered for these calls: each further call
+    needs another approval.
+    """
     return wanted if wanted is GrantScope.ONCE or approval.grant_permissions else None
 
 

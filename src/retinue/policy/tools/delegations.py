@@ -1,5 +1,4 @@
-"""Decides whether work may be delegated, and which limits apply to the delegated run. Pure: facts
-in, a decision out."""
+"""Decides whether work may be delegated, and which limits apply to the delegated run."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def _deny(because: str, key: str) -> Decision:
 
 
 def build_child_lineage(lineage: Lineage, asker: Agent, target: Agent, kind: DelegationKind) -> Lineage:
-    """Return the lineage of the delegated run. None of its limits is wider than those of the delegating agent."""
+    """Return the lineage of the delegated run. Its limits are at most those of the delegating agent."""
     began = len(lineage.agents) == 1
     return Lineage(
         root=lineage.root,

@@ -3,10 +3,10 @@
 A rule is a line of words such as `git status` or `ls *`:
 
 - The first word is a program: a name, which is looked up on the server's PATH, or an absolute path,
-  in which `*` stands for one component. The rule is for the file to which all links lead.
-- Each further word stands for one argument. `*` and `?` in it match any characters, but never an
-  argument that contains `..`. They match a leading dash only if the word itself begins with one.
-- A last word `*` stands for any number of arguments.
+  in which `*` matches one component. Symbolic links are resolved, and the rule applies to the file.
+- Each further word matches one argument. `*` and `?` in it match any characters, but never an
+  argument with the component `..`. They match a leading dash only if the word itself begins with one.
+- If the last word is `*`, it matches any number of arguments.
 
 Programs that execute their arguments or input (shells, interpreters, `env`, `xargs`, `ssh`, ...)
 are allowed only by a rule without any `*`, `?` or `[`. An option that makes a harmless program run
@@ -69,7 +69,7 @@ class CommandRule(Struct, frozen=True):
 
 
 class ResolvedProgram(Struct, frozen=True):
-    """A program on this machine: its path, and the file to which all links lead."""
+    """A program on this machine: its path, and the path of the file after symbolic links are resolved."""
 
     path: str
     real_path: str
@@ -96,7 +96,7 @@ def decide_by_allowlist(
     *,
     writable: Sequence[PurePath] = (),
 ) -> Decision:
-    """Decide whether the allowlist allows a command line. A rule must allow each command in it.
+    """Decide whether the allowlist allows a command line: a rule must match each command in it.
 
     A program that is in one of the `writable` directories is never allowed, because the agent could have written it.
     """
@@ -159,7 +159,7 @@ def _matches_word(pattern: str, word: str) -> bool:
 
 
 def _is_dangerous_option(name: str, word: str) -> bool:
-    """Whether a word that a pattern matched is a dangerous option, or may be read as one."""
+    """Whether a program could interpret this argument, which a pattern matched, as a dangerous option."""
     long = word.partition("=")[0]
     for option in DANGEROUS_OPTIONS.get(name, ()):
         if option.startswith("--"):

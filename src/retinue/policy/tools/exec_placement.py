@@ -1,6 +1,7 @@
-"""Decides where a command runs, and whether a person is asked, from the settings and the request of a call.
+"""Decides where a command runs and whether it needs approval, from the settings and the request of a tool call.
 
-The stricter of the two wins. Only elevation can make the result less strict, and only if all its gates are open.
+The stricter of the two wins. Only elevation, that is running outside the sandbox, can make the result less strict than
+the settings. It requires that every condition in `ElevationGates` is met.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ ELEVATED_KEY = "tools.exec.elevated"
 
 
 class ExecPolicy(Struct, frozen=True, kw_only=True):
-    """The owner's settings for commands. `security` and `ask` apply on the host, `sandbox_security`
-    and `sandbox_ask` in the sandbox."""
+    """The owner's settings for commands.
+
+    `security` and `ask` apply on the host. `sandbox_security` and `sandbox_ask` apply in the sandbox.
+    """
 
     host: CommandLocation = CommandLocation.SANDBOX
     security: CommandSecurity = CommandSecurity.ALLOWLIST
@@ -32,7 +35,10 @@ class ExecPolicy(Struct, frozen=True, kw_only=True):
 
 
 class ExecRequest(Struct, frozen=True, kw_only=True):
-    """The request of a call. It can be stricter than the settings, and less strict only with elevation."""
+    """What a tool call requests for its command.
+
+    It can be stricter than the settings. It can be less strict only with elevation.
+    """
 
     host: CommandLocation | None = None
     security: CommandSecurity | None = None
@@ -43,7 +49,8 @@ class ExecRequest(Struct, frozen=True, kw_only=True):
 class ElevationGates(Struct, frozen=True, kw_only=True):
     """Conditions under which a command may leave the sandbox, in addition to the owner's setting.
 
-    If one gate is closed, the command stays in the sandbox.
+    Each condition is a gate. If one is not met, its gate is closed, and the command stays in the
+    sandbox.
 
     `level` is the conversation's setting. If it is None, only calls that request elevation are elevated. If it is
     `off`, no call is elevated. With any other value, all calls are elevated.
@@ -70,7 +77,10 @@ class ExecPlacement(Struct, frozen=True, kw_only=True):
 def resolve_placement(
     policy: ExecPolicy, request: ExecRequest, gates: ElevationGates, *, sandbox_works: bool
 ) -> ExecPlacement:
-    """Return the stricter of settings and request. Only elevation, with all gates open, makes it less strict."""
+    """Return where a command runs, by the stricter of settings and request.
+
+    Only elevation, if all its gates are open, makes the result less strict than the settings.
+    """
     if policy.host is CommandLocation.SANDBOX:
         # If a gate is closed, a call that did not request elevation stays in the sandbox instead of being refused.
         by_level = gates.level not in (None, Elevation.OFF) and request.host is not CommandLocation.SANDBOX
@@ -128,7 +138,7 @@ def decide_exec(placement: ExecPlacement, listed: Decision) -> Decision:
 
 
 def find_closed_gate(setting: ElevatedPolicy, gates: ElevationGates) -> str:
-    """Return why a gate keeps commands in the sandbox; empty if all gates are open."""
+    """Return why a command must stay in the sandbox, or an empty string if all gates are open."""
     if setting is ElevatedPolicy.OFF:
         return f"`{ELEVATED_KEY}` is off"
     if not gates.is_for_owner:
@@ -168,7 +178,7 @@ def _resolve_elevated(policy: ExecPolicy, request: ExecRequest, gates: Elevation
 def _denies_misses(security: CommandSecurity, ask: CommandAsk) -> bool:
     """Whether commands that are not on the allowlist are denied without asking.
 
-    If the owner has set this, a call cannot request to ask instead.
+    If the owner has set this, a call cannot request approval instead.
     """
     return security is CommandSecurity.ALLOWLIST and ask is CommandAsk.OFF
 

@@ -1,5 +1,4 @@
-"""Determines how an agent's commands are confined: the server's settings, made stricter by the
-agent's settings. Pure."""
+"""Merges the server's sandbox settings with the settings of an agent, which can only be stricter."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ _NO_RULES = SandboxRules()
 
 
 def merge_sandbox_settings(server: SandboxSettings, agent: Agent, *parents: Agent) -> SandboxSettings:
-    """Return the sandbox settings for an agent: the strictest values of the server, the agent, and
-    the agents that started it.
+    """Return the sandbox settings for an agent.
 
-    An image cannot be stricter than another. If an agent that started this one has an image, that
-    image is used, otherwise the agent's image.
+    Each is the strictest value that the server, the agent, or an agent that started it (`parents`)
+    has set. Images cannot be compared in this way. If a parent has set an image, that image is used,
+    otherwise the agent's image, otherwise the server's.
     """
     for each in (agent, *parents):
         server = _tighten(server, each.sandbox)

@@ -1,6 +1,6 @@
 """The complete decision on one tool call: rules, grants, permissions, provenance, sandbox and confirmation.
 
-Pure. All interfaces use this decision, and `retinue policy explain` shows it.
+All interfaces use this decision, and `retinue policy explain` shows it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CONFIRMATION = "confirmation"
 
 
 class ToolDecision(Struct, frozen=True, kw_only=True):
-    """The decision on a tool call, with everything that led to it.
+    """The decision on a tool call, with the findings that led to it.
 
-    `would_grant` are the permissions that a remembered yes would grant. It is empty if each call needs its own
-    approval.
+    `would_grant` are the permissions that a lasting yes would grant. It is empty if each call needs a
+    separate approval.
     """
 
     decision: Decision

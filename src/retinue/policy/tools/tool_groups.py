@@ -1,4 +1,4 @@
-"""Tool names: groups, profiles and aliases, and the expansion of list entries to tool names."""
+"""Groups, profiles and aliases of tools, and the expansion of the entries of a tool list to tool names."""
 
 from __future__ import annotations
 
@@ -109,7 +109,10 @@ OWNER_DECIDES = frozenset(
 
 
 def expand_entries(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Expand list entries to globs over tool names. `sources` has the tools of each plugin and MCP server."""
+    """Expand the entries of a tool list to globs for tool names.
+
+    `sources` has the tools of each plugin and MCP server.
+    """
     globs: list[str] = []
     for entry in entries:
         name = entry.casefold()

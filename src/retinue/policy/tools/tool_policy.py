@@ -1,10 +1,10 @@
 """Decides whether a tool may be used, by layers of rules. Each layer can only restrict further.
 
-Deny wins, then ask.
+A tool is denied if any layer denies it. Otherwise it needs approval if any layer requires approval.
 
 The layers are: server, provider and model, agent, session, sender, and the way in which the tool is
-called. `policy/tools/tool_decision` adds the checks of a single call: permissions, provenance of
-its arguments, the sandbox.
+called. `policy/tools/tool_decision` adds the checks of a single call: permissions, the provenance of
+its arguments, and the sandbox.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class PolicyLayer(Struct, frozen=True, kw_only=True):
 
     `is_agents` means that the rules are those of the agent, which do not apply to `system_*` tools.
 
-    `is_fixed`: the lists are built in, so an explanation names `key` and not a list in it. `only_restricts`: the rules
-    apply because of another person than the sender. They can only remove tools: a tool that must be named is not
-    enabled by them.
+    `is_fixed` means that the lists are built in, so an explanation names only `key`, not a list in
+    it. `only_restricts` means that the rules apply because of a person other than the sender. Such
+    rules can only remove tools. They cannot enable a tool that must be named.
     """
 
     name: str
@@ -125,9 +125,9 @@ class _ExpandedLayer(Struct, frozen=True, kw_only=True):
 
 
 class ToolPolicyChain:
-    """Decides about tools by all layers of rules that apply to one agent in its context.
+    """Decides which tools an agent may use. All layers of rules that apply to the agent are evaluated.
 
-    Pure. All interfaces use it.
+    All interfaces use this class.
 
     `parents` are the chains of the agents that started this agent as a subagent, in the same context. The agent may not
     use a tool that one of them may not use.
@@ -366,12 +366,14 @@ def _build_provider_layers(
 def build_sender_layers(settings: ToolSettings, context: ToolPolicyContext) -> list[PolicyLayer]:
     """Return the layers of rules for the senders of a message.
 
-    If a run acts on behalf of another principal than its sender, the rules for both apply. So a person gains nothing by
-    asking through an agent.
+    If a run acts on behalf of a principal other than its sender, the rules for both apply. So a
+    person gains nothing by asking through an agent.
 
-    If several people wrote in a channel, the rules for all of them apply. So a person gains nothing by writing after
-    another. The result depends on `sender`, `speakers`, `principal`, `principal_speakers`, `requesters` and `channel`
-    only.
+    If several people wrote in a channel, the rules for all of them apply. So a person gains nothing
+    by writing after another person.
+
+    The result depends only on these fields of `context`: `sender`, `speakers`, `principal`,
+    `principal_speakers`, `requesters` and `channel`.
     """
     is_outside = any(each.is_outside for each in context.requesters)
     if not settings.by_sender and not settings.by_channel and not is_outside:
@@ -402,8 +404,8 @@ def build_sender_layers(settings: ToolSettings, context: ToolPolicyContext) -> l
 def _build_outside_layer(settings: ToolSettings, found: Sequence[PolicyLayer]) -> PolicyLayer:
     """Return the layer for a person who is neither the owner nor a member.
 
-    Rules for this person come first. Their profile replaces the profile of this layer, and tools
-    that they add are added to this layer too.
+    `found` are the layers with the rules for this person. A profile in these rules replaces the
+    profile of the new layer. Tools that these rules add are added to the new layer too.
     """
     lists = settings.outside_senders
     rules = [layer.lists for layer in found]

@@ -1,1 +1,1 @@
-"""Store what belongs to agents: credentials, grants, approved content, file trust and the audit log."""
+"""Store data about agents: definitions, credentials, grants, approved content, file trust and the audit log."""

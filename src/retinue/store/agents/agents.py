@@ -24,8 +24,10 @@ _SETTINGS_PREFIX = "agents.*."
 
 
 def _renamed_fields() -> Iterator[tuple[str, str, str]]:
-    """Yield each renamed field of an agent as (group, old name, new name). The group is empty for a
-    field at the top level."""
+    """Yield the fields of an agent that were renamed since earlier versions, as (group, old name, new name).
+
+    The group is the JSON object that contains the field. It is empty for a top-level field.
+    """
     for old, new in SETTINGS.items():
         if old.startswith(_SETTINGS_PREFIX):
             group, _, name = old.removeprefix(_SETTINGS_PREFIX).rpartition(".")
@@ -63,8 +65,10 @@ _sessions_with_open_run = sa.select(t.runs.c.session).where(
 
 @functools.lru_cache(maxsize=AGENTS_CACHED_MAX)
 def _decode(body: str) -> Agent:
-    """Decode a stored agent. Its fields may have the names of an earlier version; the next change
-    stores the new names."""
+    """Decode an agent from its stored JSON, which may contain the field names of an earlier version.
+
+    Reading does not change the stored JSON. The next change of the agent stores the new names.
+    """
     if not any(f'"{old}":' in body for _, old, _ in _RENAMED_FIELDS):
         return _agent_decoder.decode(body)
     fields: dict[str, Any] = msgspec.json.decode(body)
@@ -89,8 +93,11 @@ def has_existed(conn: sa.Connection, name: str) -> bool:
 
 
 def upsert(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "server") -> Agent:
-    """Insert an agent, or store the next version of an existing one. The agent keeps the first
-    spelling of its name, and its earlier versions stay."""
+    """Insert an agent, or store a new version of the existing agent with this name.
+
+    The name keeps the spelling with which the agent was first stored. All earlier versions are
+    kept.
+    """
     row = conn.execute(_find, {"name_folded": agent.name.casefold()}).one_or_none()
     if row is None:
         conn.execute(
@@ -152,17 +159,17 @@ def get_version(conn: sa.Connection, name: str, number: int) -> AgentVersion | N
 
 
 def list_working_sessions(conn: sa.Connection, name: str) -> list[SessionId]:
-    """List the sessions in which this agent has an open run. A suspended run is open too."""
+    """List the sessions in which this agent has a running or suspended run."""
     return [SessionId(id_) for id_ in conn.execute(_sessions_with_open_run, {"agent": name}).scalars()]
 
 
 def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
-    """Remove an agent. Its sessions and runs stay readable."""
+    """Mark an agent as removed. Its sessions and runs stay readable."""
     conn.execute(_remove, {"the_name": name.casefold(), "now": at_ms})
 
 
 def get_sources(conn: sa.Connection) -> dict[str, str]:
-    """Return, for each agent, the source of its current definition."""
+    """Return where the current definition of each agent came from, by the agent's name."""
     return {row.name: row.source for row in conn.execute(_sources)}
 
 

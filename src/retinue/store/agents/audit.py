@@ -1,10 +1,13 @@
-"""The audit log. Each entry is written in the same commit as the change that it describes. The
-entries of a session form a chain. Anchors record the end of each chain, and `verify` checks entries
-and anchors.
+"""Read, write and verify the audit log.
 
-Entries are written in an open `Transaction`, which serializes all writes, so two writes cannot use
-the same position. Entries that are written together cost one lookup of the chain's head and one
-insert.
+Each entry is stored in the same commit as the change that it describes. There is one chain of
+entries for each session and one for the server. The hash of an entry covers the previous entry of
+its chain. An anchor records the position and hash of the last entry of a chain, so that `verify`
+detects a chain that was truncated later.
+
+Entries are appended in an open `Transaction`. It serializes all writes, so no two entries of a
+chain get the same position. Appending several entries at once takes one query for the last entry of
+the chain and one insert.
 """
 
 from __future__ import annotations
@@ -61,8 +64,8 @@ _insert_anchor = _n.insert()
 def append(tx: Transaction, chain: str, entries: Sequence[AuditEntry]) -> None:
     """Append entries to a chain in an open transaction. `chain` is a session's id, or `SERVER_CHAIN` for the server.
 
-    The server's chain records the beginning of every session's chain, so that the deletion of a
-    complete chain is detected.
+    When a session's chain begins, an entry for it is added to the server's chain. So `verify`
+    detects the deletion of a complete chain.
     """
     if not entries:
         return
@@ -96,9 +99,9 @@ def append(tx: Transaction, chain: str, entries: Sequence[AuditEntry]) -> None:
 def append_in_transaction(
     conn: sa.Connection, entries: Sequence[AuditEntry], *, now_ms: int, chain: str = SERVER_CHAIN
 ) -> None:
-    """Append entries in a transaction that is opened here.
+    """Open a transaction, append entries to a chain in it, and close it.
 
-    If a transaction is already open, call `append` instead, because a second one cannot be opened.
+    If the caller has already opened a `Transaction`, it must call `append` instead.
     """
     tx = Transaction(conn, now_ms)
     append(tx, chain, entries)
@@ -124,10 +127,11 @@ _last_anchored_position = sa.select(sa.func.max(_n.c.position)).where(
 
 
 def add_anchors(conn: sa.Connection, *, now_ms: int) -> AuditAnchor | None:
-    """Store an anchor for every chain that has grown since the last anchors. Returns None if no chain has grown.
+    """Store an anchor (position and hash of the last entry) for each chain with entries since the last anchors.
 
-    Returns the anchor of the server's chain, which covers all others. Store it outside the
-    database, for example in the log, and pass it to `verify`.
+    Returns the anchor of the server's chain, or None if no chain has new entries. That anchor also
+    covers the other anchors. Store it outside the database, for example in the log, so that it can
+    be passed to `verify` later.
     """
     tx = Transaction(conn, now_ms)
     since: int = conn.execute(_last_anchor).scalar() or 0
@@ -208,8 +212,7 @@ _anchors_at = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).where(
 
 
 class AuditVerification(Struct, frozen=True, kw_only=True):
-    """The result of verifying the audit log: the numbers of entries, chains and anchors, and the
-    flaws that were found, at most a hundred."""
+    """The result of `verify`: the numbers of entries, chains and anchors, and up to 100 flaws."""
 
     lines: int
     chains: int
@@ -222,8 +225,10 @@ class AuditVerification(Struct, frozen=True, kw_only=True):
 
 
 def verify(conn: sa.Connection, *, chain: str | None = None, outside: Sequence[AuditAnchor] = ()) -> AuditVerification:
-    """Verify every chain, or only the given one. `outside` holds anchors that were stored outside
-    the database, such as in a log."""
+    """Check the hashes and anchors of every chain, or only of the given one.
+
+    `outside` contains anchors that were kept outside the database, for example in a log.
+    """
     checker, flaws = AuditChainChecker(), _FlawList()
     for link in iterate_entries(conn, chain):
         flaws.add(checker.check_link(link))
@@ -258,7 +263,10 @@ def _anchor_flaws(conn: sa.Connection, chain: str | None) -> Iterator[AuditChain
 
 
 def _anchor_entry_flaws(conn: sa.Connection) -> Iterator[AuditChainFlaw]:
-    """Yield a flaw for each set of anchors that was changed or removed, according to the server's chain."""
+    """Compare the stored anchors with the server's chain, and yield a flaw for each difference.
+
+    Whenever anchors are stored, an entry with their common hash is added to the server's chain.
+    """
     known: set[int] = set()
     for row in conn.execute(_anchor_entries).all():
         known.add(row.at_ms)
@@ -273,7 +281,7 @@ def _anchor_entry_flaws(conn: sa.Connection) -> Iterator[AuditChainFlaw]:
 
 
 def iterate_entries(conn: sa.Connection, chain: str | None = None) -> Iterator[AuditLink]:
-    """Yield all entries, chain by chain in order, with a limited number in memory."""
+    """Yield the entries of one chain or of all chains, in order. They are read in batches to limit memory."""
     place: ChainPosition = (chain or SERVER_CHAIN, -POSITION_MAX)
     while found := list_after(conn, chain=chain, after=place, limit=ENTRIES_PER_BATCH):
         yield from found
@@ -289,9 +297,10 @@ def list_after(conn: sa.Connection, *, chain: str | None, after: ChainPosition, 
 def list_anchors(
     conn: sa.Connection, *, after: ChainPosition = FIRST_POSITION, last: ChainPosition | None = None
 ) -> list[AuditAnchor]:
-    """Return the anchors at positions after `after`, up to `last` if it is given.
+    """Return the anchors after the position `after`, up to and including `last` if it is given.
 
-    There are never more anchors than entries at these positions.
+    A position is a chain and the number of an entry in it. Each entry has at most one anchor, so a
+    limited range contains a limited number of anchors.
     """
     last_chain, last_position = last or (AFTER_ALL_CHAINS, POSITION_MAX)
     bounds = {"after_chain": after[0], "after_position": after[1]}
@@ -342,8 +351,10 @@ def list_entries(
     since_ms: int | None = None,
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[AuditLink]:
-    """List the audit entries of the chains that the caller can see, newest first. Only the owner
-    sees the server's chain."""
+    """List the audit entries of the chains that the caller can see, newest first.
+
+    Only the owner sees the server's chain.
+    """
     at_ms, after_chain, position = before or (POSITION_MAX, SERVER_CHAIN, 0)
     wanted = {"chain": chain, "kind": kind or None, "agent": agent or None, "who": who or None, "since": since_ms}
     given = {f"the_{name}": value for name, value in wanted.items() if value is not None}

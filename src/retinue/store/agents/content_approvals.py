@@ -1,4 +1,7 @@
-"""Approved hashes of skills, hooks, instructions and MCP tools. Changed content needs a new approval."""
+"""Store the hashes of approved skills, hooks, instructions and MCP tools.
+
+If the content of one changes, its hash no longer matches, and it needs a new approval.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _remove = t.approved_hashes.delete().where(_has_name)
 
 
 class ApprovedHash(Struct, frozen=True, kw_only=True):
-    """The approval of one skill, hook, instruction file or tool. `content` is the approved content, to show a diff."""
+    """The approval of one skill, hook, instruction file or tool. `content` is stored to show a diff later."""
 
     kind: str
     name: str
@@ -57,7 +60,7 @@ def find(conn: sa.Connection, kind: str, name: str) -> ApprovedHash | None:
 
 
 def get_hashes(conn: sa.Connection, kind: str) -> dict[str, str]:
-    """Return the approved hash of each skill, hook, instruction file or tool of one kind, by name."""
+    """Return the approved hashes of one kind of content, such as skills or hooks, by name."""
     return {row.name: row.hash for row in conn.execute(_hashes, {"the_kind": kind})}
 
 
@@ -66,8 +69,11 @@ def list_all(conn: sa.Connection, kind: str) -> list[ApprovedHash]:
 
 
 def upsert(conn: sa.Connection, kind: str, name: str, *, hash_: str, content: str, decided_by: str, at_ms: int) -> None:
-    """Store an approval, replacing an earlier one. Content over the limit is stored truncated; the
-    hash covers all of it."""
+    """Store an approval. It replaces an earlier approval with the same kind and name.
+
+    Content longer than `CONTENT_CHARS_MAX` is stored truncated. `hash_` is the hash of the complete
+    content.
+    """
     content = content[:CONTENT_CHARS_MAX]
     values = {"new_hash": hash_, "new_content": content, "who": decided_by, "now": at_ms}
     if conn.execute(_change, {"the_kind": kind, "the_name": name, **values}).rowcount:

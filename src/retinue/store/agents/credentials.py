@@ -1,4 +1,8 @@
-"""Store credentials of model providers and their cooldowns. Only the location of each key is stored, never the key."""
+"""Store the credentials of model providers, and their cooldowns.
+
+A credential contains the location of its key, never the key. After a failure, a credential has a
+cooldown, during which it is not used.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +92,7 @@ def find(conn: sa.Connection, agent: str, id_: str) -> Credential | None:
 
 
 def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
-    """Insert a credential. Returns False if it exists already, and does not change it."""
+    """Insert a credential. If it already exists, returns False and changes nothing."""
     if find(conn, *credential.row_key) is not None:
         return False
     conn.execute(
@@ -109,14 +113,17 @@ def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
 
 
 def remove(conn: sa.Connection, agent: str, id_: str) -> bool:
-    """Remove a credential with its cooldowns. Returns whether there was one."""
+    """Remove a credential and its cooldowns. Returns False if there was no such credential."""
     conn.execute(_delete_cooldowns, {"the_agent": agent, "the_id": id_})
     return conn.execute(_remove, {"the_agent": agent, "the_id": id_}).rowcount == 1
 
 
 def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Credential], *, at_ms: int) -> None:
-    """Set the order in which an agent uses its credentials for a provider. Credentials that the
-    order leaves out come last. If the order is empty, credentials are sorted by last use."""
+    """Set the order in which an agent uses its credentials for a provider.
+
+    Credentials that are not in `order` come last. If `order` is empty, credentials are sorted by
+    last use.
+    """
     conn.execute(_clear_order, {"the_agent": agent, "the_provider": provider})
     for place, credential in enumerate(order):
         add(conn, credential, at_ms=at_ms)  # a credential from the environment or the settings has no row yet
@@ -126,10 +133,10 @@ def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Cr
 def mark_used(
     conn: sa.Connection, credential: Credential, *, at_ms: int, model: str | None = None, asked_ms: int | None = None
 ) -> None:
-    """Record that a call with this credential succeeded. With `model`, clears the cooldown for this
-    model and the one for all models. Without it, clears all cooldowns of the credential.
+    """Record that a call with this credential succeeded, and clear its cooldowns.
 
-    `asked_ms` is when the call started. A cooldown stays if its failure is later than that.
+    With `model`, only the cooldown for this model and the one for all models are cleared.
+    `asked_ms` is when the call started. A cooldown is kept if its failure happened after that time.
     """
     add(conn, credential, at_ms=at_ms)
     whose = {"the_agent": credential.agent, "the_id": credential.id}
@@ -146,8 +153,10 @@ def mark_failed(
     mark: CredentialFailureRecord,
     judge: Callable[[CredentialCooldown | None, CredentialFailureRecord], CredentialCooldown],
 ) -> CredentialCooldown:
-    """Record that a call with this credential failed. `judge` computes the new cooldown from the
-    stored one, in the same commit."""
+    """Record that a call with this credential failed.
+
+    `judge` computes the new cooldown from the stored one, which is None if there is none.
+    """
     place = {"the_agent": mark.credential.agent, "the_id": mark.credential.id, "the_model": mark.model}
     row = conn.execute(_get_cooldown, place).one_or_none()
     cooling = judge(_cooldown_from_row(row) if row else None, mark)
@@ -168,7 +177,7 @@ def mark_failed(
 
 
 def clear_cooldowns(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None) -> int:
-    """Clear the cooldown of a credential for one model, or all its cooldowns. Returns how many were cleared."""
+    """Clear the cooldown of a credential for one model, or all its cooldowns. Returns the number cleared."""
     whose = {"the_agent": agent, "the_id": id_}
     if model is None:
         return conn.execute(_delete_cooldowns, whose).rowcount
@@ -176,6 +185,6 @@ def clear_cooldowns(conn: sa.Connection, agent: str, id_: str, *, model: str | N
 
 
 def list_cooldowns(conn: sa.Connection, *, now_ms: int) -> list[CredentialCooldown]:
-    """List the active cooldowns, and ended ones that would lengthen the cooldown of the next failure."""
+    """List the active cooldowns, and those that have ended but would still lengthen the next cooldown."""
     found = conn.execute(_list_cooldowns, {"now": now_ms, "remembered": now_ms - _FORGOTTEN_AFTER_MS})
     return [_cooldown_from_row(row) for row in found]

@@ -1,23 +1,23 @@
-"""Store which files are untrusted. A file written from untrusted content is untrusted, and so is
-everything derived from it.
+"""Store which files are untrusted.
 
-A file without a label has the trust `private`. There are three kinds of labels, all in one table,
-found by key:
+A file that was written from untrusted content is untrusted, and so is everything derived from it. A
+file without a label has the trust level `private`. There are three kinds of labels, all in one
+table and found by key:
 
     /path/of/file       untrusted: the file is untrusted until it is completely rewritten from trusted content
                         private: the file was completely rewritten; valid while its ctime equals `at_ms`
-    /path/of/folder/    untrusted: a command ran here that could have written untrusted content, so everything
+    /path/of/folder/    untrusted: a command that could have written untrusted content ran here, so everything
                         that has changed since `at_ms` is untrusted
                         person: the same, because the command ran for someone who may not change this path;
                         the path may also be a file, or not exist
-    sha256:HASH         untrusted: these bytes came from outside, whichever file contains them
+    sha256:HASH         untrusted: this content came from outside, whichever file contains it
 
-No program can set a ctime, so the ctime reveals files that were changed without the server's
-knowledge. It is coarse and comes from another clock. `CTIME_SLACK_MS` allows for that: in doubt, a
-file is untrusted. If the clock is set back by more than that while a command runs, changes by the
-command are not noticed.
+Programs cannot set a ctime, so it reveals changes that were made without the server. But it is
+coarse, and it comes from another clock than the server's time. Within `CTIME_SLACK_MS`, a file is
+therefore untrusted if in doubt. If the clock is set back by more than that while a command runs,
+changes by the command are not noticed.
 
-Callers pass resolved paths. The labels of a file are found by key.
+Callers pass resolved paths.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class FileLabel(Struct, frozen=True):
 
 
 class FileLabels(Struct, frozen=True):
-    """The labels of some files and of the directories above them, read at one moment."""
+    """A snapshot of the labels that apply to some files, including labels of the directories above them."""
 
     by_key: Mapping[str, FileLabel]
 
     def get_trust(self, path: str, *, ctime_ms: int, content: str = "") -> Trust:
-        """Return the trust of a file that has this ctime. `content` is the hash of its bytes."""
+        """Return the trust of the file at `path`, from its ctime and the hash of its content."""
         own = self.by_key.get(path)
         if own is not None:
             if own.trust is Trust.UNTRUSTED:
@@ -92,7 +92,7 @@ def ctime_ms(status: os.stat_result) -> int:
 
 
 def get_file_labels(conn: sa.Connection, path: str, *, content: str = "") -> FileLabels:
-    """Return the labels that apply to a file: those of the file, of the directories above it, and of its bytes."""
+    """Return the labels that apply to a file: those of the file, of the directories above it, and of its content."""
     keys = [path, *_directory_keys(path), *([_CONTENT_PREFIX + content] if content else [])]
     return FileLabels({label.key: label for label in _read(conn, keys)})
 
@@ -112,21 +112,28 @@ def get_trust(conn: sa.Connection, path: str, *, ctime_ms: int, content: str = "
 
 
 def mark_untrusted(conn: sa.Connection, paths: Iterable[str], *, at_ms: int, run: RunId | None) -> None:
-    """Mark files as untrusted, before they are written. So after a crash in between, too many files
-    are untrusted, not too few."""
+    """Mark files as untrusted. Call this before the files are written.
+
+    If the server crashes in between, a trusted file may be marked, but an untrusted file is never
+    left unmarked.
+    """
     for path in paths:
         _upsert(conn, FileLabel(path, Trust.UNTRUSTED, at_ms), run)
 
 
 def is_needed(conn: sa.Connection, path: str) -> bool:
-    """Whether a trusted file needs a label. It does if it already has a label, or if any file is untrusted."""
+    """Whether a file that was written from trusted content needs a label.
+
+    It does if the file already has a label, or if any file or content is untrusted.
+    """
     return bool(_read(conn, [path, f"{path}/"])) or conn.execute(_any_untrusted).first() is not None
 
 
 def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | None) -> None:
-    """Mark a file that was completely written from trusted content. The label is valid only for this ctime.
+    """Mark a file as trusted, because it was completely written from trusted content.
 
-    If nothing is untrusted, the file is trusted without a label, so none is stored.
+    The label is valid only while the file has this ctime. If nothing is untrusted, no label is
+    stored, because a file without a label is trusted.
     """
     conn.execute(_remove, {"the_path": path})
     if conn.execute(_any_untrusted).first() is not None or _read(conn, [f"{path}/"]):
@@ -134,7 +141,7 @@ def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | No
 
 
 def mark_content(conn: sa.Connection, hashes: Iterable[str], *, at_ms: int, run: RunId | None = None) -> None:
-    """Mark bytes that came from outside as untrusted. They are identified by the hash that also names attachments."""
+    """Mark content from outside as untrusted, whichever file contains it. `hashes` are SHA-256, as for attachments."""
     for hash_ in hashes:
         _upsert(conn, FileLabel(_CONTENT_PREFIX + hash_, Trust.UNTRUSTED, at_ms), run)
 
@@ -144,18 +151,21 @@ def content_trust(conn: sa.Connection, hash_: str) -> Trust:
 
 
 def distrust_directory(conn: sa.Connection, path: str, at_ms: int, run: RunId | None) -> None:
-    """Make everything in this directory that has changed since `at_ms` untrusted. If the directory
-    has an earlier time, it stays."""
+    """Mark everything in this directory that has changed since `at_ms` as untrusted.
+
+    If the directory already has a label with an earlier time, the earlier time is kept.
+    """
     key = path.rstrip("/") + "/"
     known = _read(conn, [key])
     _upsert(conn, FileLabel(key, Trust.UNTRUSTED, min([at_ms, *(label.at_ms for label in known)])), run)
 
 
 def distrust_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
-    """Make later changes at these paths untrusted. Each path comes with the ctime of its file, or
-    None if there is no file.
+    """Mark files as untrusted if they change from now on, at or below the given paths.
 
-    Such a label affects only these paths. A command that can read them stays trusted.
+    `paths` maps each path to the current ctime of its file, or to None if there is no file. Unlike
+    other labels, the labels stored here do not affect commands: the output of a command that can
+    read these files is not made untrusted.
     """
     for path, ctime in paths.items():
         at_ms = since_ms if ctime is None else ctime + 1 + CTIME_SLACK_MS  # its current state stays trusted
@@ -166,15 +176,15 @@ def distrust_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, si
 
 
 def list_distrusted_changes(conn: sa.Connection) -> list[str]:
-    """List the paths with a label of `distrust_changes`: a command ran for a person who may not change them."""
+    """List the paths that `distrust_changes` marked because a command ran for a person who may not change them."""
     return [key.rstrip("/") for key in conn.execute(_paths_with_distrusted_changes).scalars()]
 
 
 def clear_unchanged(conn: sa.Connection, changed: Mapping[str, int | None]) -> None:
-    """Remove the label of `distrust_changes` from paths that did not change. Call this after the
-    last command that could change them.
+    """Remove the labels of `distrust_changes` from paths that did not change.
 
-    `changed` maps each path to its current ctime, or to None if there is no file.
+    Call this after the last command that could change the paths. `changed` maps each path to the
+    current ctime of its file, or to None if there is no file.
     """
     for path, ctime in changed.items():
         for label in _read(conn, [f"{path}/"]):
@@ -191,12 +201,12 @@ def label_command(
     at_ms: int,
     run: RunId | None,
 ) -> Trust:
-    """Return the trust of a command's output, and label what the command may write to. Call this before it starts.
+    """Label what a command may write to, and return the trust of its output. Call this before the command starts.
 
-    `untrusted`: the command was made from untrusted content, or has network access. A command that
-    can read something untrusted may also copy or move it, and a file that is moved with its
-    directory keeps its ctime. So changes of everything the command may write to become untrusted,
-    beginning with the earliest time at which something that it can read became untrusted.
+    `untrusted` means that the command was made from untrusted content, or has network access. A
+    command that can read untrusted files may also copy or move them, and a file that is moved with
+    its directory keeps its ctime. So everything that the command may write to is marked as
+    untrusted if it changes after the earliest time at which something readable became untrusted.
     """
     since = [at_ms] if untrusted else []
     if conn.execute(_any_untrusted).first() is None and not untrusted:
@@ -213,14 +223,17 @@ def label_command(
 
 
 def delete_labels(conn: sa.Connection, labels: Iterable[FileLabel]) -> int:
-    """Remove these labels, except those that have changed since they were read. Returns how many were removed."""
+    """Delete these labels, except those that were changed after they were read. Returns the number deleted."""
     seen = [{"the_path": label.key, "the_at": label.at_ms} for label in labels]
     return sum(conn.execute(_remove_unchanged, each).rowcount for each in seen)
 
 
 async def sweep(store: Store, *, now_ms: int, is_named: Callable[[str], bool]) -> int:
-    """Remove the labels of deleted files, and of contents for which `is_named` returns False.
-    Returns how many labels were removed."""
+    """Delete the labels of deleted files, and of content for which `is_named` returns False.
+
+    `is_named` returns whether anything still refers to the content with a given hash. Returns the
+    number of deleted labels.
+    """
     removed = 0
     after = ""
     while page := await store.scan(partial(_read_page, after=after)):
@@ -233,8 +246,10 @@ async def sweep(store: Store, *, now_ms: int, is_named: Callable[[str], bool]) -
 
 
 def _delete_needless(conn: sa.Connection) -> int:
-    """Remove the labels of trusted files if nothing is untrusted, because then they are not needed.
-    Returns how many were removed."""
+    """Delete the labels of trusted files if nothing is untrusted, because then they have no effect.
+
+    Returns the number of deleted labels.
+    """
     if conn.execute(_any_untrusted).first() is not None:
         return 0
     return conn.execute(_remove_clean).rowcount
@@ -259,9 +274,10 @@ def _is_obsolete(label: FileLabel, is_named: Callable[[str], bool]) -> bool:
 
 
 def _directory_keys(path: str) -> Iterator[str]:
-    """Yield the keys of every directory above a file, and of the file itself.
+    """Yield the key of each directory above a path, and the directory key of the path itself.
 
-    A file has a directory key too, because a command may be allowed to write to a single file.
+    The path itself may be a file: if a command may write to a single file, that file is labeled
+    with a directory key.
     """
     yield "/"
     at = path.find("/", 1)

@@ -1,4 +1,4 @@
-"""Store grants: approvals that are remembered, so that later calls need no new question."""
+"""Store grants. A grant is a remembered approval: calls that it covers need no further approval."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ _revoke = (
 
 
 def granted_by_agent(agent: str) -> str:
-    """Return the value of the field `granted_by` for a grant that an agent passes on. If a person
-    grants, the field has the person's plain name."""
+    """Return the value of `granted_by` for a grant that this agent passes on to another agent.
+
+    For a grant from a person, `granted_by` is the person's name.
+    """
     return f"agent:{agent}"
 
 
@@ -82,7 +84,7 @@ def add(conn: sa.Connection, grant: Grant) -> None:
 
 
 def add_once(conn: sa.Connection, grant: Grant) -> bool:
-    """Insert a grant unless it exists, for a call that may be repeated after a crash. Returns whether it is new."""
+    """Insert a grant unless one with this id exists. Returns whether it was inserted. Safe to repeat after a crash."""
     if find_by_prefix(conn, grant.id):
         return False
     add(conn, grant)
@@ -90,7 +92,7 @@ def add_once(conn: sa.Connection, grant: Grant) -> bool:
 
 
 def list_of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
-    """List the valid grants of an agent, in all its sessions."""
+    """List the grants of an agent that are neither revoked nor expired, for all its sessions."""
     return [_grant_from_row(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]
 
 
@@ -99,13 +101,15 @@ def list_grants(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_
 
 
 def find_by_prefix(conn: sa.Connection, prefix: str) -> list[Grant]:
-    """Return at most two grants whose ids have this prefix. The prefix is unambiguous if there is only one."""
+    """Return up to two grants whose ids start with this prefix. Two grants mean that the prefix is ambiguous."""
     return [_grant_from_row(row) for row in conn.execute(_by_prefix, {"prefix": prefix})]
 
 
 def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
-    """Revoke all grants of an agent, and the grants that it passed on. So a later agent with the
-    same name starts without grants."""
+    """Revoke all grants of an agent, and the grants that it passed on to other agents.
+
+    So a new agent with the same name starts without grants.
+    """
     ended = list_of_agent(conn, agent, now_ms=at_ms)
     for grant in ended:
         revoke(conn, grant.id, by=by, at_ms=at_ms)
@@ -113,9 +117,9 @@ def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[
 
 
 def revoke_passed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
-    """Revoke the grants that an agent passed on and no longer holds itself.
+    """Revoke the grants that an agent passed on to others, if the agent no longer has the same permission itself.
 
-    A passed-on grant cannot be passed on again, so this does not recurse.
+    A grant that was passed on cannot be passed on again, so this does not recurse.
     """
     own = [grant for grant in list_of_agent(conn, agent, now_ms=at_ms) if not is_passed_on(grant)]
     given = [_grant_from_row(row) for row in conn.execute(_by_giver, {"giver": granted_by_agent(agent), "now": at_ms})]

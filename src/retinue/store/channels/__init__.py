@@ -1,1 +1,1 @@
-"""Store what belongs to channels: bindings, deliveries, identities and pairings."""
+"""Store data about channels: bindings, deliveries, identities, pairings, and ambient and poison messages."""

@@ -1,6 +1,6 @@
-"""Store ambient messages: the latest messages in a channel that were not for the agent.
+"""Store ambient messages: the latest messages in a channel that were not addressed to the agent.
 
-The agent reads them once, with the next message in the channel.
+The agent reads each ambient message once, together with the next message that is addressed to it.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def add(
     limit: int,
     at_ms: int,
 ) -> bool:
-    """Store a message, and remove all but the latest `limit` of the channel. A message that is
-    received again replaces its earlier text.
+    """Store an ambient message, and delete all but the latest `limit` messages of its channel.
 
-    Returns whether the message was stored as a new one.
+    If a message with this id is already stored, only its text is replaced. Returns whether a new
+    message was stored.
     """
     here = {"the_instance": connector, "the_room": channel}
     text = text[:TEXT_CHARS_MAX]
@@ -86,13 +86,15 @@ def add(
 
 
 def delete_shown(conn: sa.Connection, connector: str, channel: str, *, upto: int) -> None:
-    """Delete the messages that were shown, so that they are not shown again."""
+    """Delete the messages of a channel up to number `upto`, because the agent has read them."""
     conn.execute(_delete_upto, {"the_instance": connector, "the_room": channel, "upto": upto})
 
 
 def move(conn: sa.Connection, connector: str, channel: str, new_channel: str) -> None:
-    """Move the messages of a channel to its new id. If messages are already stored under the new
-    id, the old ones are dropped."""
+    """Move the ambient messages of a channel to the channel's new id.
+
+    If messages are already stored under the new id, the messages under the old id are deleted.
+    """
     new = {"the_instance": connector, "the_room": new_channel}
     old = {"the_instance": connector, "the_room": channel}
     if conn.execute(_last, new).scalar() is None:
@@ -107,5 +109,5 @@ def delete_of_speaker(conn: sa.Connection, connectors: Sequence[str], speaker: s
 
 
 def list_connectors(conn: sa.Connection, speaker: str) -> list[str]:
-    """List the connectors that have ambient messages of this speaker."""
+    """List the connectors with ambient messages from this sender."""
     return [row.connector for row in conn.execute(_instances, {"sender": speaker})]

@@ -1,4 +1,7 @@
-"""Store bindings: which agent answers in which channels. No two bindings have the same match."""
+"""Store bindings: rules that determine which agents answer in which channels.
+
+A binding matches channels by the fields in its `match`. No two bindings have the same match fields.
+"""
 
 from __future__ import annotations
 
@@ -72,25 +75,24 @@ def get(conn: sa.Connection, id_: str) -> Binding | None:
 
 
 def get_by_match(conn: sa.Connection, match: BindingMatch) -> Binding | None:
-    """Return the binding whose match is exactly this one."""
+    """Return the binding that has exactly these match fields, or None."""
     row = conn.execute(_by_match, _match_values(match)).one_or_none()
     return _binding_from_row(row) if row else None
 
 
 def add(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
-    """Insert a binding. If a binding with the same match exists, raises BindingExists. To replace
-    that binding, call `replace`."""
+    """Insert a binding. Raises `BindingExists` if another binding has the same match fields."""
     if (there := get_by_match(conn, binding.match)) is not None:
         raise BindingExists(agent=there.agent, binding=there.id[:8])
     return _insert_checked(conn, binding, at_ms=at_ms)
 
 
 def replace(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
-    """Store a binding, replacing the one with the same match.
+    """Store a binding, replacing the one with the same match fields.
 
-    A binding for a whole account also replaces the other account bindings of the agent on this
-    connector, and those of the account. All of this is one commit, so every message finds either
-    the old bindings or the new one.
+    A binding for a whole account also replaces other whole-account bindings: those for the same
+    account, and those of the same agent on this connector. All changes are part of one transaction,
+    so every message finds either the old bindings or the new one.
     """
     if (there := get_by_match(conn, binding.match)) is not None:
         conn.execute(_remove, {"the_id": there.id})
@@ -142,8 +144,10 @@ def remove_all(conn: sa.Connection) -> int:
 
 
 def remove_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
-    """Remove an agent from all bindings, and delete each binding that has no other agent. Returns
-    how many bindings were affected."""
+    """Remove an agent from all bindings, and delete the bindings that have no other agent.
+
+    Returns how many bindings were changed or deleted.
+    """
     going = [each for each in list_all(conn) if agent in each.agents]
     for binding in going:
         conn.execute(_remove, {"the_id": binding.id})
@@ -160,8 +164,10 @@ def remove_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
 
 
 def move_channel(conn: sa.Connection, connector: str, channel: str, new_channel: str) -> int:
-    """Move the bindings of a channel to its new id. A binding stays if one with the new match
-    exists. Returns how many moved."""
+    """Change the bindings of a channel to the channel's new id. Returns the number of changed bindings.
+
+    A binding is left unchanged if the result would have the same match fields as another binding.
+    """
     moved = 0
     for row in conn.execute(_in_channel, {"instance": connector, "channel": channel}).all():
         binding = _binding_from_row(row)

@@ -1,4 +1,7 @@
-"""Migrate a channel to a new platform id: its bindings, ambient messages and sessions move in one commit."""
+"""Migrate a channel whose id on the platform has changed.
+
+Its bindings, ambient messages, activation mode and sessions move to the new id in one commit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _rename = t.sessions.update().where(_s.id == _b("the_id")).values(origin_key=_b(
 
 
 def activation_key(channel: str) -> str:
-    """Return the key in the connector's state that stores the activation mode set in a channel."""
+    """Return the key under which a connector's state stores the activation mode of a channel."""
     named = (
         channel if len(channel) <= CHANNEL_CHARS_MAX else hashlib.sha256(channel.encode(errors="replace")).hexdigest()
     )
@@ -29,10 +32,10 @@ def activation_key(channel: str) -> str:
 
 
 def migrate_channel(conn: sa.Connection, connector: str, channel: str, new_channel: str, *, at_ms: int) -> int:
-    """Migrate a channel. Returns how many sessions moved.
+    """Migrate a channel to its new id. Returns how many sessions moved.
 
-    If the same agent already has a session in the new channel, that session continues. The old
-    session does not move and stays readable.
+    If an agent already has a session in the new channel, that session continues. The agent's
+    session in the old channel is not moved and stays readable.
     """
     new = address.parse_address(f"channel:{connector}:{new_channel}")
     old = address.parse_address(f"channel:{connector}:{channel}")

@@ -1,4 +1,7 @@
-"""Store the small key-value state of each connector, such as its read position. The number of keys is limited."""
+"""Store the state of each connector as small key-value pairs, such as its read position.
+
+The number of keys for each connector is limited.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def get_value(conn: sa.Connection, connector: str, key: str) -> str | None:
 
 
 def set_value(conn: sa.Connection, connector: str, key: str, value: str, *, at_ms: int) -> None:
-    """Set a value. A value that is too long is rejected, not truncated: a truncated offset would be another offset."""
+    """Set a value. Raises `ConnectorStateInvalid` if it is too long: a truncated offset would be a wrong offset."""
     if not 0 < len(key) <= KEY_CHARS_MAX or len(value) > VALUE_CHARS_MAX or not is_storable(key + value):
         raise ConnectorStateInvalid(connector, key_chars_max=KEY_CHARS_MAX, value_chars_max=VALUE_CHARS_MAX)
     mine = {"the_instance": connector, "the_key": key}
@@ -46,5 +49,5 @@ def delete_value(conn: sa.Connection, connector: str, key: str) -> None:
 
 
 def delete_all(conn: sa.Connection, connector: str) -> int:
-    """Remove all keys of a connector, because they would be wrong for a later account with the same connector name."""
+    """Delete all keys of a connector. They would be wrong for another account that later gets the connector's name."""
     return conn.execute(_remove_all, {"the_instance": connector}).rowcount

@@ -121,32 +121,34 @@ def close_attempt(
 
 
 def list_unclosed(conn: sa.Connection, recipient: str) -> list[Envelope]:
-    """List envelopes to a channel whose delivery attempt was opened and not closed.
+    """List the envelopes to a channel whose delivery attempt was opened but not closed.
 
-    Call this only while nothing is being sent to the channel. Then each attempt was interrupted,
-    and it is unknown whether the envelope arrived.
+    Call this only while nothing is being sent to the channel. Then these attempts were interrupted,
+    and it is unknown whether their envelopes arrived.
     """
     return [envelope_from_row(row) for row in conn.execute(_unclosed, {"recipient": recipient})]
 
 
 def list_unclosed_channels(conn: sa.Connection) -> list[str]:
-    """List the channels with a delivery attempt that was opened and not closed. The list is no
-    longer than the number of deliveries that run at the same time."""
+    """List the channels with a delivery attempt that was opened but not closed.
+
+    There are at most as many channels as deliveries can run at the same time.
+    """
     return [row.recipient for row in conn.execute(_unclosed_channels)]
 
 
 def get_waiting_retry(conn: sa.Connection, recipient: str) -> Envelope | None:
-    """Return the envelope to a channel that was tried before and waits for its next attempt.
+    """Return the envelope to this channel that was tried before and waits for its next attempt, or None.
 
-    There is at most one, because later envelopes are not tried before it has ended. This reads
-    everything that waits for the channel, so call it only if there may be such an envelope.
+    A channel has at most one, because no later envelope is tried before it has ended. The query
+    reads all envelopes that wait for the channel, so call it only if a retry may be waiting.
     """
     row = conn.execute(_next_retry, {"recipient": recipient}).one_or_none()
     return envelope_from_row(row) if row else None
 
 
 def list_due_channels(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
-    """List the channels with due envelopes, in the order of their addresses, beginning after the address `after`."""
+    """List up to `limit` channels that have due envelopes, sorted by address, beginning after the address `after`."""
     at_ms = max(now_ms, latest_ms(conn))  # as a claim does: the time of the store never goes back
     return [row.recipient for row in conn.execute(_due_channels, {"at": at_ms, "after": after, "limit": limit})]
 

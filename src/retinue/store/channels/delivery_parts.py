@@ -1,4 +1,4 @@
-"""Store delivery parts: which platform message each part of an envelope became."""
+"""Store delivery parts: the platform messages into which an envelope was split, with their ids."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def add(
     at_ms: int,
     split_by: str | None = None,
 ) -> None:
-    """Record that a part arrived. The call may be repeated, for example if it is unknown whether a commit succeeded.
+    """Record that a part was delivered. The call may be repeated, for example if a commit's result is unknown.
 
-    `split_by` is stored with the first part.
+    `split_by` says how the envelope was split. It is stored only with the first part.
     """
     arrived = get_receipts(conn, envelope)
     if part not in arrived:
@@ -37,26 +37,29 @@ def add(
 
 
 def get_split(conn: sa.Connection, envelope: str) -> str | None:
-    """Return how the envelope was split, as stored when its first part arrived; None if no part has arrived."""
+    """Return how the envelope was split, or None if no part was delivered yet."""
     return conn.execute(_split_by, {"envelope": envelope}).scalar()
 
 
 def get_last_ms(conn: sa.Connection, envelope: str) -> int | None:
-    """Return when the latest part of the envelope arrived; None if no part has arrived."""
+    """Return when the last part was delivered, or None if no part was delivered yet."""
     return conn.execute(_last_ms, {"envelope": envelope}).scalar()
 
 
 def get_receipts(conn: sa.Connection, envelope: str) -> dict[int, str]:
-    """Return the receipts of the parts that arrived, by part number."""
+    """Return the platform message ids of the delivered parts, by part number."""
     return {row.part: row.receipt for row in conn.execute(_receipts, {"envelope": envelope})}
 
 
 def get_first_receipt(conn: sa.Connection, envelope: str) -> str | None:
-    """Return the receipt of the envelope's first part, if it has arrived."""
+    """Return the platform message id of the envelope's first part, or None if it was not delivered yet."""
     return get_receipts(conn, envelope).get(0)
 
 
 def find_envelope(conn: sa.Connection, channel: str, receipt: str) -> EnvelopeId | None:
-    """Return the envelope to which a platform message from the server belongs. `receipt` is the id of that message."""
+    """Return the id of the envelope that was delivered as this platform message, or None.
+
+    `receipt` is the id of the platform message in the channel.
+    """
     found: str | None = conn.execute(_by_receipt, {"channel": channel, "receipt": receipt}).scalar()
     return EnvelopeId(found) if found is not None else None

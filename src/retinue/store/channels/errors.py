@@ -13,20 +13,21 @@ class ConnectorStateInvalid(Invalid):
     def __init__(self, connector: str, *, key_chars_max: int, value_chars_max: int) -> None:
         super().__init__(
             f"the connector '{connector}' cannot store this value",
-            because=f"a key has 1 to {key_chars_max} characters and a value at most {value_chars_max:,}, without NUL",
-            try_this="store less under one key",
+            because=f"a key must have 1 to {key_chars_max} characters, and a value at most {value_chars_max:,}; "
+            "neither may contain NUL",
+            try_this="shorten the key, or divide the value among several keys",
         )
 
 
 class IdentityTaken(Conflict):
-    """The platform id is linked to another person."""
+    """The platform id is already linked to another person."""
 
     code = "identity.taken"
 
     def __init__(self, service: str, *, person: str) -> None:
         super().__init__(
             f"this {service} id is already linked to {person}",
-            because="an id belongs to one person",
+            because="an id can be linked to only one person",
             try_this=f"unlink it from {person} first: retinue identity unlink {service} ID",
         )
 
@@ -58,15 +59,15 @@ class BindingExists(Conflict):
 
 
 class BindingAgentsInvalid(Invalid):
-    """A binding names too many agents, or names an agent twice."""
+    """A binding has too many agents, or has the same agent twice."""
 
     code = "binding.agents_invalid"
 
     def __init__(self, *, count_max: int) -> None:
         super().__init__(
             "invalid agents for a binding",
-            because=f"a binding names at most {count_max} agents, and each of them once",
-            try_this="name fewer agents, and each of them once",
+            because=f"a binding can have at most {count_max} agents, and each of them only once",
+            try_this=f"list at most {count_max} agents, and each of them once",
         )
 
 

@@ -1,4 +1,7 @@
-"""Store identities: which platform id belongs to which person. A platform id never changes."""
+"""Store identities. An identity links a user's id on a platform to a person.
+
+The id never changes. The display name is not used, because any user can choose it.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,13 @@ def list_of_person(conn: sa.Connection, person: str) -> list[Identity]:
 
 
 def find_person(conn: sa.Connection, service: str, id_: str) -> Person | None:
-    """Return the person with this id on a platform. Returns None if the id is not linked or the person was erased."""
+    """Return the person to whom a platform id is linked. Returns None if it is not linked or the person was erased."""
     row = conn.execute(_person_by_id, {"platform": service, "id": id_}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 
 
 def link(conn: sa.Connection, identity: Identity, *, at_ms: int) -> Identity:
-    """Link an id to a person. An id belongs to one person until it is unlinked."""
+    """Link a platform id to a person. Raises `IdentityTaken` if the id is linked to another person."""
     person = people.find(conn, identity.person)
     if person is None:
         raise PersonNotFound(identity.person)

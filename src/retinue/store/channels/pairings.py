@@ -1,6 +1,6 @@
-"""Store access requests of unknown senders, and which senders were admitted.
+"""Store access requests (pairings) from unknown senders, and the senders that were admitted.
 
-The number of waiting requests is limited, and old requests are deleted.
+The number of waiting requests for each connector is limited, and old requests are deleted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class AdmittedSender(Struct, frozen=True, kw_only=True):
 
 
 class PairingRequestResult(Struct, frozen=True, kw_only=True):
-    """The result of an access request. If `is_new` is true, the sender gets the code and the owner is notified."""
+    """The result of an access request.
+
+    If `is_new` is true, the caller sends the code to the sender and notifies the owner. `pairing`
+    is None if too many requests are waiting.
+    """
 
     pairing: Pairing | None
     is_new: bool = False
@@ -87,8 +91,11 @@ def get(conn: sa.Connection, id_: str) -> Pairing | None:
 
 
 def find_by_code(conn: sa.Connection, code: str, *, now_ms: int) -> Pairing | None:
-    """Return the waiting request with this code. Returns None if there is none, or if two have the
-    code: then the owner must use the id."""
+    """Return the waiting request with this code.
+
+    Returns None if there is no such request, or if two requests have the same code. In the latter
+    case the owner must use the request's id.
+    """
     rows = conn.execute(_by_code, {"code": code.upper(), "now": now_ms}).all()
     return _pairing_from_row(rows[0]) if len(rows) == 1 else None
 
@@ -99,16 +106,18 @@ def get_waiting(conn: sa.Connection, connector: str, speaker: str, *, now_ms: in
 
 
 def is_full(conn: sa.Connection, connector: str, *, cap: int, now_ms: int) -> bool:
-    """Whether the number of waiting requests has reached its limit.
+    """Whether a connector has reached the limit of waiting access requests.
 
-    Call this before a write, so that an unknown sender beyond the limit does not cause a commit.
+    Check this before calling `request_access`, so that requests beyond the limit cause no commit.
     """
     return conn.execute(_count_open, {"connector": connector, "now": now_ms}).scalar_one() >= cap
 
 
 def request_access(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: int) -> PairingRequestResult:
-    """Store an access request. A sender with a waiting request keeps the code of that request. If
-    too many requests wait, nothing is stored."""
+    """Store an access request, unless the connector has too many waiting requests.
+
+    If the sender already has a waiting request, returns that request, so its code stays the same.
+    """
     conn.execute(_expire, {"now": at_ms})
     conn.execute(_delete_old, {"before": at_ms - RETENTION_MS})
     if (there := get_waiting(conn, pairing.connector, pairing.sender_id, now_ms=at_ms)) is not None:
@@ -135,7 +144,7 @@ def request_access(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: in
 
 
 def decide(conn: sa.Connection, id_: str, state: PairingState, *, by: str, at_ms: int) -> Pairing | None:
-    """Accept or refuse a request. Returns None if it is no longer waiting because it was decided or has expired."""
+    """Accept or refuse an access request. Returns None if the request was already decided or has expired."""
     values = {"the_id": id_, "new_state": state.value, "who": by, "now": at_ms}
     if not conn.execute(_decide, values).rowcount:
         return None
@@ -167,10 +176,11 @@ def revoke_admission(conn: sa.Connection, connector: str, speaker: str) -> bool:
 
 
 def delete_of_sender(conn: sa.Connection, service: str, speaker: str) -> None:
-    """Delete all requests and admissions of a sender.
+    """Delete all access requests and admissions of a sender on a platform.
 
-    An admission outlives its request, which names the platform. So the same id is revoked in every
-    connector that is not known to belong to another platform.
+    An admission does not store its platform, and the request that does may be deleted. So this
+    revokes the admissions of the same sender id on all connectors that are not known to belong to
+    another platform.
     """
     values = {"the_service": service, "the_speaker": speaker}
     conn.execute(_revoke_admissions_of_sender, values)

@@ -1,5 +1,7 @@
-"""Poison messages: inbound messages that failed repeatedly. They are stored for a person, so that
-other messages can continue."""
+"""Store poison messages: inbound messages that raised an error again and again.
+
+They are stored for a person to inspect, so that they do not block other messages.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def upsert(
     tries: int,
     at_ms: int,
 ) -> None:
-    """Store a poison message. If it is stored already, it is updated and waits again."""
+    """Store a poison message. If the message is already stored, it is updated and waits again."""
     because = make_storable(because[:BECAUSE_CHARS_MAX])
     channel, message_id, body = make_storable(channel), make_storable(message_id), make_storable(body)
     same = {"the_instance": connector, "the_room": channel, "the_message": message_id}
@@ -104,12 +106,12 @@ def get(conn: sa.Connection, id_: str) -> PoisonMessage | None:
 
 
 def find_by_prefix(conn: sa.Connection, prefix: str) -> list[PoisonMessage]:
-    """Return at most two messages whose ids have this prefix. The prefix is unambiguous if there is only one."""
+    """Return up to two messages whose ids start with this prefix. Two messages mean that the prefix is ambiguous."""
     return [_message_from_row(row) for row in conn.execute(_by_prefix, {"low": prefix, "high": prefix + "g"})]
 
 
 def list_messages(conn: sa.Connection, *, limit: int = LISTED_MAX, include_closed: bool = False) -> list[PoisonMessage]:
-    """List the waiting messages, or all of them with `include_closed`, newest first."""
+    """List the waiting poison messages, newest first. With `include_closed`, accepted and dropped ones are included."""
     return [
         _message_from_row(row)
         for row in conn.execute(_newest if include_closed else _newest_waiting, {"limit": min(limit, LISTED_MAX)})
@@ -121,15 +123,14 @@ def count_waiting(conn: sa.Connection) -> int:
 
 
 def close(conn: sa.Connection, id_: str, state: PoisonMessageState) -> bool:
-    """Mark a message as accepted or dropped, and clear its body. Returns False if it was not waiting."""
+    """Mark a poison message as accepted or dropped, and clear its body. Returns False if it was not waiting."""
     return bool(conn.execute(_close, {"the_id": id_, "new_state": state.value}).rowcount)
 
 
 def delete_of_sender(conn: sa.Connection, service: str, sender: str) -> None:
-    """Drop the waiting messages of a sender, and clear their bodies.
+    """Mark the waiting messages of a sender as dropped, and clear their bodies.
 
-    A message that does not name its platform counts as from this sender if the sender id is the
-    same.
+    If a message does not contain its platform, only its sender id is compared.
     """
     for row in conn.execute(_all_waiting).all():
         try:

@@ -1,1 +1,1 @@
-"""The base of the store: connections, transactions, table definitions and the SQL that all queries share."""
+"""The base of the store: database connections, transactions, table definitions and shared SQL conditions."""

@@ -1,11 +1,12 @@
-"""The interface of the store. It has one implementation for SQLite and one for PostgreSQL.
+"""The interface of the store, implemented for SQLite and for PostgreSQL.
 
 A transaction is a plain function `body(conn) -> T`. It uses no clock, no randomness and no I/O
-besides `conn`. So it can run again from the start if the database asks for a retry.
+except `conn`, so the store can run it again if the database asks for a retry. The store has three
+methods that run a transaction:
 
-    write   changes something; once it returns, the change is on disk
-    read    looks up by key, on the event loop's own connection
-    scan    lists, searches and sums, outside the event loop, on one consistent snapshot
+    write   may change data; returns when the changes are on disk
+    read    for lookups by key; on SQLite it runs on the event loop
+    scan    for lists, searches and sums, on one consistent snapshot; outside the event loop
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ AfterCommit = Callable[[T | None], None]
 
 
 LOCK_WAIT_S = 5.0
-"""Time to wait for the lock of a database. PostgreSQL needs a moment to notice that a killed server is gone."""
+"""Time to wait for the lock of a database, in seconds, until PostgreSQL notices that a killed server is gone."""
 
 PERMANENT_ERROR_CODES = frozenset({ConstraintViolated.code, StatementRejected.code})
 """Codes of errors that a retry cannot fix."""
 
 
 class NoFaults:
-    """The crash points of a production server. Tests cause faults at crash points; here, reaching one does nothing."""
+    """Crash points that do nothing, for production. In tests, reaching a crash point can cause a fault."""
 
     def reach(self, point: str) -> None:
         return
@@ -60,7 +61,7 @@ NO_FAULTS: CrashPoints = NoFaults()
 
 
 class LockRequest(Struct, frozen=True, kw_only=True):
-    """Identifies a server that opens a store for exclusive use.
+    """Describes the server that opens a store for exclusive use.
 
     `on_lost` is called once if another server takes over the database.
     """
@@ -74,27 +75,28 @@ class LockRequest(Struct, frozen=True, kw_only=True):
 
 class Store(Protocol):
     async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
-        """Run `body` in its own transaction. Returns only after COMMIT. An error undoes `body` and no other write.
+        """Run `body` in its own transaction. Returns only after COMMIT.
 
-        If the caller is cancelled, `body` is still committed completely or not at all. Use `then`
-        for work that must follow the commit even if the caller is cancelled. It is called once, on
-        the event loop and in commit order. Its argument is the result of `body`, or None if nothing
-        was committed.
+        If `body` fails, its changes are undone, and those of other writes are not. If the caller is
+        cancelled, `body` is still committed completely or not at all. Use `then` for work that must
+        follow the commit even if the caller is cancelled. It is called once on the event loop, in
+        commit order. Its argument is the result of `body`, or None if nothing was committed.
         """
         ...
 
     async def read(self, body: TransactionBody[T]) -> T:
-        """Run `body`, which must not write. Each statement sees what is committed when the statement runs."""
+        """Run `body`, which must not write. It may see a commit that happens between two of its statements."""
         ...
 
     async def scan(self, body: TransactionBody[T]) -> T:
-        """Run `body`, which must not write, on one consistent snapshot."""
+        """Run `body`, which must not write. All its statements see the same snapshot of the database."""
         ...
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
-        """Register `call`, to be called on the event loop after commits, at least once for each commit.
+        """Register a callback, which is called on the event loop after commits.
 
-        If tables are given, it is called at least once for each commit that wrote to one of them.
+        Without tables, it is called at least once after each commit. With tables, it is called at
+        least once after each commit that wrote to one of them.
         """
         ...
 
@@ -102,7 +104,7 @@ class Store(Protocol):
 
 
 def translate_error(error: Exception) -> StoreError:
-    """Translate a database error into a `StoreError`, which says what happened and what to do."""
+    """Translate a database error into a `StoreError` with a message for people."""
     cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
     message = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     name: str = getattr(cause, "sqlite_errorname", "") or getattr(cause, "sqlstate", "") or ""
@@ -128,7 +130,7 @@ def translate_error(error: Exception) -> StoreError:
 
 
 class CommitListeners:
-    """The callbacks that are called after commits."""
+    """The callbacks that are called after commits, each with the tables that it listens to."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[[], None], frozenset[str]]] = []
@@ -137,7 +139,7 @@ class CommitListeners:
         self._calls.append((call, frozenset(table.name for table in tables)))
 
     def notify(self, written: AbstractSet[str] | None = None) -> None:
-        """Call the listeners of the written tables. If these are unknown (None), call all listeners."""
+        """Call the listeners of the written tables. If the written tables are unknown (None), call all listeners."""
         for call, tables in self._calls:
             if tables and written is not None and tables.isdisjoint(written):
                 continue
@@ -149,7 +151,7 @@ class CommitListeners:
 
 
 def run_after_commit(then: AfterCommit[T] | None, result: T | None) -> None:
-    """Call the `then` callback of a write. An exception in it is logged and does not affect the commit."""
+    """Call the `then` callback of a write, if it has one. An exception in the callback is logged and ignored."""
     if then is None:
         return
     try:
@@ -159,7 +161,7 @@ def run_after_commit(then: AfterCommit[T] | None, result: T | None) -> None:
 
 
 def resolve_future(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
-    """Set the result or error of a future, unless its caller was cancelled."""
+    """Set the result or error of a future, unless the task that waits for it was cancelled."""
     if future.done():
         return
     if error is not None:

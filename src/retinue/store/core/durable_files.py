@@ -1,4 +1,4 @@
-"""Write files next to the database so that a power cut does not damage them."""
+"""Write files next to the database in a way that survives a power failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def fsync_path(path: Path) -> None:
-    """Call fsync on a file, or on a directory to make creations, renames and removals in it durable."""
+    """Call fsync on a file or directory. On a directory, this makes created, renamed and removed entries durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -16,7 +16,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_private_file(path: Path, content: bytes) -> None:
-    """Write a file that only the owner can read. Once this returns, the file is on disk."""
+    """Write a file that only its owner can read. When this returns, the content is on disk."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as writing:
         writing.write(content)
         writing.flush()
@@ -24,7 +24,7 @@ def write_private_file(path: Path, content: bytes) -> None:
 
 
 def replace_private_file(path: Path, content: bytes) -> None:
-    """Replace a private file atomically. A concurrent reader sees all of the old content or all of the new."""
+    """Atomically replace a file that only its owner can read. A concurrent reader sees the old or the new content."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     write_private_file(beside, content)

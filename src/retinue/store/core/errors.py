@@ -1,4 +1,4 @@
-"""Errors of the database: opening, migrating, locking and writing it, and finding an object by its id."""
+"""Errors of the database: when it is opened, migrated, locked or written, and when no object has a given id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESTORE = "stop the server, move the file and its -wal file elsewhere, and rest
 
 
 class StoreFilesConflict(StoreError):
-    """The data directory has a database under its present name and one under its former name."""
+    """The data directory contains two databases: one with the current name and one with the former name."""
 
     code = "store.files_conflict"
 
@@ -29,7 +29,7 @@ class StoreFilesConflict(StoreError):
 
 
 class FormerFileInUse(StoreError):
-    """The database under its former name cannot be renamed, because another program uses it."""
+    """The database with the former name cannot be renamed, because another program uses it."""
 
     code = "store.former_file_in_use"
 
@@ -74,8 +74,8 @@ class DatabaseEncodingUnsupported(StoreError):
 
     def __init__(self, encoding: str) -> None:
         super().__init__(
-            "the database cannot store every text",
-            because=f"its encoding is {encoding}, and must be UTF8",
+            "the encoding of the database is not supported",
+            because=f"the encoding is {encoding}, which cannot store every character; it must be UTF8",
             try_this="create a new database with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
         )
 
@@ -89,7 +89,7 @@ class StoreCannotOpen(StoreError):
         super().__init__(
             f"cannot open the database{f' at {path}' if path is not None else ''}",
             because=because,
-            try_this="check that the folder of the file exists, who owns it, and whether its disk is mounted read-only",
+            try_this="check that the folder of the file exists, and that the server can write to it",
         )
 
 
@@ -102,7 +102,7 @@ class StoreReadOnly(StoreError):
         super().__init__(
             f"cannot write to the database{f' at {path}' if path is not None else ''}",
             because=because,
-            try_this="check who owns RETINUE_HOME, and whether its disk is mounted read-only",
+            try_this="check that the server may write to RETINUE_HOME, and that its disk is not mounted read-only",
         )
 
 
@@ -115,7 +115,7 @@ class StoreDiskFull(StoreError):
         super().__init__(
             f"cannot write to the database{f' at {path}' if path is not None else ''}: the disk is full",
             because=because,
-            try_this="free some disk space: a running server then continues by itself; start one that has stopped",
+            try_this="free some disk space; if the server is running, it then continues by itself; otherwise, start it",
         )
 
 
@@ -149,7 +149,7 @@ class SchemaTooNew(StoreError):
     def __init__(self, revision: str, *, known: str) -> None:
         super().__init__(
             "this database was written by a newer version of retinue",
-            because=f"its schema is {revision}; this version knows {known}",
+            because=f"its schema revision is {revision}, and this version supports revisions up to {known}",
             try_this="install the newer version again, or restore a backup from before the upgrade",
         )
 
@@ -189,7 +189,7 @@ class DurableCommitsUnavailable(StoreError):
         super().__init__(
             "this build of SQLite does not support durable commits",
             because="PRAGMA synchronous = FULL had no effect",
-            try_this="use another build of Python, with another SQLite",
+            try_this="use a build of Python that includes another build of SQLite",
         )
 
 
@@ -325,7 +325,7 @@ class WriteInterrupted(StoreError):
         super().__init__(
             "a change failed, and it is unknown whether it was stored",
             because=f"{type(error).__name__}: {error}",
-            try_this="check what is stored before you retry, and report this as a bug",
+            try_this="check whether the change was stored before you retry it, and report this as a bug",
         )
 
 
@@ -338,7 +338,7 @@ class CommitUnknown(StoreError):
         super().__init__(
             "the database connection was lost during a commit, and it is unknown whether the change was stored",
             because=because,
-            try_this="retry with the same idempotency key: a change that was stored is not made twice",
+            try_this="retry with the same idempotency key, so that a change that was stored is not made twice",
         )
 
 
@@ -380,7 +380,7 @@ class EnvelopePurged(NotFound):
         super().__init__(
             f"envelope {id_} was purged",
             because=f"its outcome was {outcome}, and it was purged on {purged_on}",
-            try_this="look in a backup from before that day",
+            try_this="to read the envelope, use a backup from before that day",
         )
 
 

@@ -22,7 +22,7 @@ _b = sa.bindparam
 _body_decoder = msgspec.json.Decoder(dict[str, Any])
 _KINDS = {kind.value: kind for kind in EventKind}
 _RENAMED_FIELDS = {"for_whom": "grantee", "asked_of": "asked", "kind_of": "delegation_kind", "refresh": "pending_reset"}
-"""Fields of events that an earlier version has stored. Their rows are not rewritten."""
+"""Old and new names of event fields. Stored events are not rewritten, so fields are renamed when they are read."""
 _newest = sa.select(t.counters.c.event_seq)
 _oldest = sa.select(sa.func.min(t.events.c.seq))
 _columns = (
@@ -63,7 +63,7 @@ _after_in_session = PerScope(
 
 
 class EventRange(Struct, frozen=True):
-    """The events between two cursors, and whether more events may follow."""
+    """The events after a cursor. The next query continues at `cursor`; `has_more` says whether more may be stored."""
 
     events: list[StoredEvent]
     cursor: int
@@ -79,8 +79,10 @@ def oldest_seq(conn: sa.Connection) -> int | None:
 
 
 def event_from_row(row: sa.Row[Any]) -> StoredEvent:
-    """Decode an event, and add the envelope and record that it refers to. The event itself does not
-    store their content."""
+    """Decode an event, and add the content of the envelope or record that it refers to.
+
+    The row of the event contains only their ids.
+    """
     body: dict[str, Any] = _body_decoder.decode(row.body) if row.body else {}
     for old in _RENAMED_FIELDS.keys() & body.keys():
         body[_RENAMED_FIELDS[old]] = body.pop(old)
@@ -110,7 +112,7 @@ def event_from_row(row: sa.Row[Any]) -> StoredEvent:
 def list_after(
     conn: sa.Connection, cursor: int, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[StoredEvent]:
-    """List the events after the cursor, oldest first."""
+    """List up to `limit` events after the cursor, oldest first."""
     rows = conn.execute(
         _after[visibility_scope(seen_by)], {"after": cursor, "limit": limit, **principal_parameters(seen_by)}
     )
@@ -120,10 +122,10 @@ def list_after(
 def list_next(
     conn: sa.Connection, session: str | None, cursor: int, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> EventRange:
-    """List the next events of one session, or of all sessions.
+    """List the events that follow a cursor, of one session or of all sessions.
 
-    Events have no index by session. A query for one session therefore scans the events of all
-    sessions, up to `SCANNED_EVENTS_MAX` at a time.
+    Events have no index by session. A query for one session scans the events of all sessions, at
+    most `SCANNED_EVENTS_MAX` at a time, and may therefore return none although more exist.
     """
     if session is None:
         found = list_after(conn, cursor, limit=limit, seen_by=seen_by)

@@ -1,10 +1,10 @@
-"""A SQLAlchemy connection that runs prebuilt statements as fast as the driver alone.
+"""A SQLAlchemy connection that runs prebuilt statements almost as fast as sqlite3 itself.
 
-Our statements are built once and run millions of times. SQLAlchemy compiles each of them only once,
-too. But every execution costs about 15 us for result metadata, events and cursor strategies, which
-we never use. This connection caches the compiled text and the order of its parameters, and calls
-sqlite3 directly, which costs about 3 us. Everything else (inspection, migrations, plain text) uses
-SQLAlchemy as usual. See docs/decisions/0003-prebuilt-sqlite-statements.md.
+The statements of the store are built once and run millions of times. SQLAlchemy caches the compiled
+SQL too, but each execution still costs about 15 us for features that the store does not use. This
+connection caches the SQL text and the order of its parameters, and calls sqlite3 directly, which
+costs about 3 us. Schema inspection, migrations and SQL given as text go through SQLAlchemy as
+usual. See docs/decisions/0003-prebuilt-sqlite-statements.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FAST_STATEMENTS = (sa.Select, sa.UpdateBase)
 
 
 class PreparedStatement:
-    """One statement compiled for SQLite: its text, the order of its parameters, and how to build its rows."""
+    """A statement compiled for SQLite: its SQL text, the order of its parameters, and the type of its rows."""
 
     __slots__ = ("_row", "_tidy", "gives_rows", "pick", "text", "writes_to")
 
@@ -71,7 +71,10 @@ class PreparedStatement:
 
 
 def _build_picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Sequence[Any]]:
-    """Return a function that picks parameters by name, in their order in the text. It runs in C where possible."""
+    """Return a function that returns parameter values in the order in which the SQL text needs them.
+
+    Without default values, the function is implemented in C.
+    """
     if defaults:
         of_all = _build_picker(names, _NO_PARAMETERS)
         return lambda parameters: of_all({**defaults, **parameters})
@@ -83,13 +86,13 @@ def _build_picker(names: list[str], defaults: Parameters) -> Callable[[Parameter
 
 @lru_cache(PREPARED_STATEMENTS_MAX)
 def _row_type(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
-    """Return the row factory for these columns. Statements with the same columns share it."""
+    """Return a function that builds a row with these column names. Statements with the same columns share it."""
     made: Any = namedtuple("Row", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     return partial(cast(Any, tuple).__new__, made)  # as `_make` does, but that is written in Python
 
 
 class FastResult(Struct, frozen=True):
-    """The result of a query. It has only the part of SQLAlchemy's result interface that the store uses."""
+    """The result of a query. It implements only the methods of SQLAlchemy's result that the store uses."""
 
     _cursor: sqlite3.Cursor
     _prepared: PreparedStatement
@@ -105,8 +108,10 @@ class FastResult(Struct, frozen=True):
         return [self._prepared.make_row(values) for values in self._cursor.fetchall()]
 
     def plain_rows(self) -> Iterator[Any]:
-        """Iterate over raw tuples if no column needs conversion, and over rows otherwise. Raw
-        tuples are cheaper for thousands of rows."""
+        """Iterate over the rows as raw tuples if no column needs conversion, and as row objects otherwise.
+
+        Raw tuples are cheaper if there are thousands of rows.
+        """
         return iter(self._cursor) if self._prepared.has_plain_rows else iter(self)
 
     def one_or_none(self) -> Any:
@@ -138,7 +143,7 @@ class FastResult(Struct, frozen=True):
 
 
 class WriteResult(Struct, frozen=True):
-    """The result of a statement that only writes."""
+    """The result of a statement that writes and returns no rows."""
 
     rowcount: int
 
@@ -159,9 +164,9 @@ class FastScalars:
 
 
 class FastConnection(sa.Connection):
-    """Runs `insert`, `update`, `delete` and `select` constructs directly and leaves the rest to SQLAlchemy.
+    """Runs `insert`, `update`, `delete` and `select` constructs on sqlite3, and everything else through SQLAlchemy.
 
-    Statements that run directly raise plain sqlite3 errors.
+    Statements that run on sqlite3 raise its errors unchanged.
     """
 
     # Keyed by identity. Each entry holds its statement, so that the identity is not reused. Shared, because the text
@@ -173,7 +178,7 @@ class FastConnection(sa.Connection):
     _written_tables: set[str] | None = None
 
     def take_written_tables(self) -> AbstractSet[str] | None:
-        """Return the tables that were written to since the last call of this method. None if they are unknown."""
+        """Return the tables that were written to since this was last called, or None if they are unknown."""
         written, self._written_tables = self._written_tables, set()
         return written
 
@@ -195,7 +200,7 @@ class FastConnection(sa.Connection):
         return WriteResult(cursor.rowcount)
 
     def _execute(self, statement: Any, parameters: Any, execution_options: Any) -> Any:
-        """Run a statement that is not prepared yet, that has a list of parameters, or that SQLAlchemy has to run."""
+        """Run a statement that is not prepared yet, has a list of parameters, or must be run by SQLAlchemy."""
         kept = self._prepared.get(id(statement))
         if execution_options is not None or (kept is None and not isinstance(statement, _FAST_STATEMENTS)):
             self._written_tables = None

@@ -1,4 +1,7 @@
-"""Inspect a SQLite file before it is opened for writing. A damaged or foreign file is rejected unchanged."""
+"""Inspect a SQLite file before it is opened for writing.
+
+A damaged file, or a database of another program, is rejected and not changed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ _FILE_HEADER_BYTES = 100
 
 
 def inspect_file(path: Path, known_revisions: Set[str]) -> str | None:
-    """Return the schema revision of the file, or None if the database is empty."""
+    """Return the schema revision of a database file, or None if it has no tables.
+
+    Raises `StoreDamaged` if the file is damaged, and `ForeignDatabase` if another program created
+    it.
+    """
     if path.stat().st_size == 0:
         raise StoreDamaged(because="it is empty: it was truncated, or a copy of it failed")
     log = Path(f"{path}-wal")
@@ -40,9 +47,9 @@ def inspect_file(path: Path, known_revisions: Set[str]) -> str | None:
 
 
 def _check_wal(path: Path, wal: Path) -> None:
-    """Check the header of the write-ahead log.
+    """Check the header of the write-ahead log, and raise `StoreDamaged` if it is wrong.
 
-    SQLite would treat a log with a broken header as empty, and would drop its commits silently.
+    SQLite would treat a log with a damaged header as empty, and silently lose the commits in it.
     """
     try:
         with path.open("rb") as store, wal.open("rb") as reading:
@@ -60,7 +67,7 @@ def _check_wal(path: Path, wal: Path) -> None:
 
 
 def _wal_checksum(data: bytes, magic: int) -> tuple[int, int]:
-    """Return SQLite's checksum of a WAL header. The magic number determines the byte order."""
+    """Return the checksum that SQLite computes for a WAL header. The magic number determines the byte order."""
     words = struct.unpack(f"{'>' if magic & 1 else '<'}{len(data) // 4}I", data)
     sum_0 = sum_1 = 0
     for first, second in zip(words[::2], words[1::2], strict=True):
@@ -70,8 +77,10 @@ def _wal_checksum(data: bytes, magic: int) -> tuple[int, int]:
 
 
 def _check_counters(raw: sqlite3.Connection, *, renamed: bool) -> None:
-    """Compare the stored counters with the rows that they count. This rejects most files with the
-    log of another file."""
+    """Raise `StoreDamaged` if a stored counter is lower than the number that it counts.
+
+    This detects most files that are combined with the write-ahead log of another file.
+    """
     # Revision 0015 renamed the tables. An older store is inspected before it is upgraded.
     counts = "event_seq, envelope_seq FROM counters" if renamed else "news_seq, envelope_seq FROM house"
     counters = raw.execute(f"SELECT {counts} WHERE id = 1").fetchone()

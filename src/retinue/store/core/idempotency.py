@@ -1,4 +1,7 @@
-"""Store the responses to requests with an idempotency key, and the keys claimed by requests in progress."""
+"""Store the responses to requests with an idempotency key.
+
+While a request is in progress, its key is stored with a claim instead of a response.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from msgspec import Struct
 from retinue.store.core import tables as t
 
 CLAIMED = ""
-"""The body of a claim: the request has no response yet. A response is JSON, and never empty."""
+"""The body of a claim, which is empty because there is no response yet. A response is JSON, and never empty."""
 
 _b = sa.bindparam
 _has_key = (t.idempotency_keys.c.principal == _b("the_principal"), t.idempotency_keys.c.key == _b("the_key"))
@@ -19,7 +22,7 @@ _release_claim = t.idempotency_keys.delete().where(*_has_key, t.idempotency_keys
 
 
 class StoredResponse(Struct, frozen=True):
-    """A stored response or a claim. `at_ms` is when it was stored."""
+    """The response stored for an idempotency key, or the claim of a request in progress."""
 
     operation: str
     request_hash: str
@@ -37,7 +40,7 @@ def get(conn: sa.Connection, *, principal: str, key: str) -> StoredResponse | No
 
 
 def insert(conn: sa.Connection, *, principal: str, key: str, response: StoredResponse) -> None:
-    """Store a new key with its response, or with a claim."""
+    """Store a response, or a claim, for a key that is not stored yet."""
     conn.execute(
         _insert,
         {
@@ -52,7 +55,7 @@ def insert(conn: sa.Connection, *, principal: str, key: str, response: StoredRes
 
 
 def replace_claim(conn: sa.Connection, *, principal: str, key: str, response: StoredResponse) -> None:
-    """Replace the claim on a key by its response."""
+    """Replace the claim on a key with the response."""
     settled = conn.execute(
         _replace_claim, {"the_principal": principal, "the_key": key, "body": response.body, "at_ms": response.at_ms}
     )
@@ -61,5 +64,5 @@ def replace_claim(conn: sa.Connection, *, principal: str, key: str, response: St
 
 
 def release_claim(conn: sa.Connection, *, principal: str, key: str) -> None:
-    """Remove the claim on a key, so that the key can be used again. A stored response is not removed."""
+    """Delete the claim on a key, so that the key can be used again. A stored response is not deleted."""
     conn.execute(_release_claim, {"the_principal": principal, "the_key": key})

@@ -1,7 +1,7 @@
-"""Keyset pagination over rows sorted by time, newest first, of which few may match.
+"""Keyset pagination for queries that match only a few of many rows, sorted by time, newest first.
 
-Each page scans an index in windows of growing size, and reads a limited number of rows, even if few
-of them match. The next page resumes where the scan stopped.
+For each page, an index is scanned in windows of growing size. The number of scanned rows is limited
+even if few of them match. The next page resumes where the scan stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ FetchWindow = Callable[[KeysetPosition, int, int], tuple[list[T], KeysetPosition
 def paginate(
     window: FetchWindow[T], *, after: KeysetPosition, limit: int, scanned_max: int
 ) -> tuple[list[T], KeysetPosition | None]:
-    """Return one page, and the position of the next page or None. At least one window is read."""
+    """Return one page, and the position of the next page or None.
+
+    Windows are read until the page is full, no rows are left, or `scanned_max` rows were scanned.
+    """
     shown: list[T] = []
     width, looked = limit + 1, 0
     while True:

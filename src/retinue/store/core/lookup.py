@@ -1,4 +1,4 @@
-"""Find an object by a short id: any unambiguous prefix of an id, among the objects that the caller can see."""
+"""Find an object by a short id: any prefix of its id that is unambiguous among the objects that the caller can see."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ _purged = (
 def find_by_short_id(
     conn: sa.Connection, text: str, kinds: Sequence[IdKind] = tuple(IdKind), *, seen_by: Principal = SERVER_PRINCIPAL
 ) -> tuple[IdKind, str]:
-    """Return the one object that a short id names, and its kind.
+    """Return the kind and the id of the only object whose id starts with this short id.
 
-    Raises `AmbiguousId` with the candidates if there is more than one.
+    Raises a `NotFound` error if there is none, and `AmbiguousId` with the candidates if there are
+    more.
     """
     digits = parse_id_prefix(text)
     scope = visibility_scope(seen_by)

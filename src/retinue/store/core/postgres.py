@@ -1,6 +1,6 @@
 """The store on PostgreSQL, through psycopg 3.
 
-It runs the same synchronous transaction bodies on an async connection.
+It runs the same synchronous transaction functions as SQLite, on an async connection.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _UNKNOWN_TABLE = "*"  # for a statement that was not built from tables
 
 
 class PostgresStore:
-    """The store on PostgreSQL, opened by `retinue.store.open_store`. With a lock, it uses only
-    connections that `ServerLock` has checked."""
+    """The store on PostgreSQL, opened by `retinue.store.open_store`.
+
+    With a lock, it uses a new connection only after `ServerLock.check_connection` has accepted it.
+    """
 
     def __init__(self, url: str | sa.URL, *, faults: CrashPoints = NO_FAULTS, lock: ServerLock | None = None) -> None:
         self._faults = faults
@@ -69,8 +71,10 @@ class PostgresStore:
         self._listeners.add(call, *tables)
 
     async def close(self) -> None:
-        """Wait for running transactions, then close all connections. A connection closed during
-        COMMIT would leave the result unknown."""
+        """Wait for running transactions, then close all connections.
+
+        If a connection were closed during COMMIT, the result of the commit would be unknown.
+        """
         self._closed = True
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -134,8 +138,10 @@ class PostgresStore:
             return await conn.run_sync(body)
 
     async def _retry(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Call `once`, and repeat the call if nothing was committed and a retry may succeed. Other
-        errors are translated."""
+        """Call `once`, and retry it after an error if nothing was committed and a retry may succeed.
+
+        Any other database error is translated into a `StoreError`.
+        """
         attempts = 0
         while True:
             attempts += 1
@@ -156,7 +162,7 @@ class PostgresStore:
 
 
 def _record_written_table(conn: sa.Connection, *execution: Any) -> None:
-    """Record which tables a transaction writes to, for commit listeners with tables."""
+    """Record the table that a statement writes to, so that the commit calls the listeners of this table."""
     context = execution[-2]
     if context is None or context.compiled is None or isinstance(context.compiled.statement, sa.TextClause):
         conn.info.setdefault(_WRITTEN_TABLES, set()).add(_UNKNOWN_TABLE)
@@ -165,8 +171,10 @@ def _record_written_table(conn: sa.Connection, *execution: Any) -> None:
 
 
 def _enforce_durable_commits(connection: Any, _record: object) -> None:
-    """Turn `synchronous_commit` on if it is off, so that COMMIT waits for the log. A stronger
-    setting is not changed."""
+    """Set `synchronous_commit` to `on` if it is `off`, so that COMMIT waits until the log is on disk.
+
+    Any other value of the setting is kept.
+    """
     cursor = connection.cursor()
     cursor.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"

@@ -1,14 +1,14 @@
-"""SQL conditions for the rows that a principal can see. Every list, lookup, stream and search uses them.
+"""SQL conditions that match the rows a principal can see. Every list, lookup, stream and search uses them.
 
 - The owner sees everything.
-- A person sees sessions whose origin is theirs or that were shared with them, and the sessions of
-  subagents started from those. They also see envelopes that they sent or received or that are in
-  those sessions.
+- A person sees the sessions that belong to them or were shared with them, and the sessions of
+  subagents started from those. They also see the envelopes in these sessions, and all envelopes
+  that they sent or received.
 - An agent sees its own sessions and those it spawned.
 
 An object that the principal cannot see is reported as "not found".
 
-Each statement is built once per scope (`PerScope`). The principal is passed in the parameters.
+Each statement is built once per scope (see `PerScope`). The principal is passed as bind parameters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def visibility_scope(principal: Principal) -> VisibilityScope:
 
 
 def principal_parameters(principal: Principal) -> dict[str, Any]:
-    """Return the bind parameters that identify the principal in the conditions of this module."""
+    """Return the bind parameters that describe the principal, for the conditions of this module."""
     if visibility_scope(principal) is VisibilityScope.ALL:
         return {}
     address = f"{principal.address.kind}:{principal.address.name}"
@@ -51,18 +51,20 @@ def principal_parameters(principal: Principal) -> dict[str, Any]:
 
 
 def address_parameters(name: str, address: str) -> dict[str, str]:
-    """Return the bind parameters for the condition of `is_address_or_below`."""
+    """Return the bind parameters for a condition that `is_address_or_below` has built with the same name."""
     return {name: address, f"{name}_from": f"{address}/", f"{name}_to": f"{address}{_AFTER_SLASH}"}
 
 
 def is_address_or_below(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Return a condition that matches the address in the parameter `name`, and addresses below it.
-    A session of an agent is below the address of the agent."""
+    """Return a condition that matches the address in the parameter `name`, and all addresses below it.
+
+    For example, the sessions of an agent have addresses below the address of the agent.
+    """
     return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
 
 
 class PerScope(dict[VisibilityScope, T]):
-    """Holds one statement for each scope. It is built on first use, because few instances use all three scopes."""
+    """Caches one SQL statement for each visibility scope. A statement is built when it is first needed."""
 
     def __init__(self, build: Callable[[VisibilityScope], T]) -> None:
         self._build = build
@@ -76,7 +78,7 @@ def _is_own_address(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def visible_sessions(scope: VisibilityScope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
-    """Return a condition that matches the sessions visible in this scope."""
+    """Return a condition that matches the sessions that the principal in the parameters can see."""
     match scope:
         case VisibilityScope.ALL:
             return sa.true()
@@ -95,7 +97,7 @@ def _is_shared(table: Any) -> sa.ColumnElement[bool]:
 
 
 def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
-    """Return a condition that matches the sessions of the person in the parameters."""
+    """Return a condition that matches the terminal and web sessions that belong to the person in the parameters."""
     return sa.and_(
         table.c.origin_kind.in_((t.sql_literal("'terminal'"), t.sql_literal("'web'"))),
         _is_own_address(table.c.origin_key),
@@ -103,7 +105,7 @@ def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
 
 
 def visible_envelopes(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Return a condition that matches envelopes of visible sessions, and those that the principal sent or received."""
+    """Return a condition that matches envelopes in visible sessions, and those that the principal sent or received."""
     if scope is VisibilityScope.ALL:
         return sa.true()
     return sa.or_(
@@ -114,7 +116,7 @@ def visible_envelopes(scope: VisibilityScope) -> sa.ColumnElement[bool]:
 
 
 def in_visible_session(scope: VisibilityScope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Return a condition that matches rows whose `column` names a visible session, such as runs or records."""
+    """Return a condition that matches rows, such as runs or records, whose `column` is the id of a visible session."""
     if scope is VisibilityScope.ALL:
         return sa.true()
     seen = t.sessions.alias("seen")
@@ -122,7 +124,7 @@ def in_visible_session(scope: VisibilityScope, column: sa.ColumnElement[Any]) ->
 
 
 def visible_approvals(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Return a condition that matches approvals of visible sessions, and those put to the person in the parameters."""
+    """Return a condition that matches approvals in visible sessions, and those that the person was asked to decide."""
     if scope is not VisibilityScope.PERSON:
         return in_visible_session(scope, t.approvals.c.session)
     return sa.or_(in_visible_session(scope, t.approvals.c.session), t.approvals.c.asked.like(_b("me_listed")))

@@ -1,11 +1,11 @@
-"""One server per PostgreSQL database: an advisory lock, held for as long as the server runs.
+"""An advisory lock that ensures that only one server at a time uses a PostgreSQL database.
 
 There are two locks (docs/decisions/0017-one-server-per-postgresql-database.md):
 
-    SERVER        exclusive, held by one dedicated connection: which server owns the database
-    CONNECTIONS   shared, held by every connection of the store. A server that has just acquired SERVER waits until
-                  it can hold this one exclusively for a moment. After that, no connection of the previous server
-                  can commit
+    SERVER        exclusive, held by one dedicated connection of the server that owns the database
+    CONNECTIONS   shared, held by every other connection of that server. A server that has just acquired SERVER
+                  waits until it can hold CONNECTIONS exclusively for a moment. After that, no connection of the
+                  previous server can commit
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCK_CLASS = 1_380_275_273  # advisory lock numbers are shared by all programs o
 SERVER, CONNECTIONS = 1, 2
 
 RETAKE_INTERVAL_S = 1.0
-"""Time between two attempts to acquire a lost lock again."""
+"""Time between two attempts to acquire the lock again after it was lost, in seconds."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 15, 5, 3
 LABEL_BYTES_MAX = 63  # PostgreSQL truncates an application_name to this length
 HOST_BYTES_MAX = 24
@@ -63,12 +63,14 @@ _HOLDERS = """
 
 
 class LockNotHeld(Exception):
-    """A new connection found that this server does not hold the lock. The caller acquires the lock
-    again and retries."""
+    """A new connection was refused because this server does not hold the lock.
+
+    The caller acquires the lock again and retries.
+    """
 
 
 class LockHolder(Struct, frozen=True):
-    """The PostgreSQL connection that holds a lock."""
+    """The PostgreSQL connection that holds a lock: its process id, application name, address and start time."""
 
     pid: int
     label: str
@@ -77,7 +79,7 @@ class LockHolder(Struct, frozen=True):
 
 
 def server_label(*, host: str, pid: int, directory: str) -> str:
-    """Describe a server within PostgreSQL's length limit. The beginning of a long directory is cut off."""
+    """Return an `application_name` that describes a server. A long directory is shortened at its beginning."""
     start = f"retinue pid {pid} on {_to_ascii(host)[:HOST_BYTES_MAX]} "
     left = LABEL_BYTES_MAX - len(start)
     shown = _to_ascii(directory)
@@ -85,13 +87,15 @@ def server_label(*, host: str, pid: int, directory: str) -> str:
 
 
 def _to_ascii(text: str) -> str:
-    """Replace characters that PostgreSQL does not allow in an `application_name`."""
+    """Replace each character that is not printable ASCII with `?`, because PostgreSQL allows no others in a label."""
     return "".join(each if " " <= each <= "~" else "?" for each in text)
 
 
 class ServerLock:
-    """The lock of a server, held from `acquire` to `close`. If its connection is lost, the lock is
-    acquired again at once."""
+    """The lock of a server on its database, held from `acquire` to `close`.
+
+    If the connection that holds the lock is lost, the lock is acquired again at once.
+    """
 
     def __init__(self, url: sa.URL, request: LockRequest) -> None:
         self.label = server_label(host=request.host, pid=request.pid, directory=str(request.directory))
@@ -137,10 +141,10 @@ class ServerLock:
                 await self._retake()
 
     def check_connection(self, connection: Any, _record: object) -> None:
-        """Make a new connection of the store share CONNECTIONS, then check that this server holds SERVER.
+        """Make a new connection of the store hold CONNECTIONS, and check that this server still holds SERVER.
 
-        The order matters. A server that acquires SERVER after this check must wait for CONNECTIONS,
-        and so for the end of this connection.
+        Raises `LockNotHeld` if it does not. The order matters: a server that acquires SERVER after
+        this check must wait for CONNECTIONS, so it waits until this connection ends.
         """
         held_by = self._pid
         cursor = connection.cursor()
@@ -185,7 +189,7 @@ class ServerLock:
                 await conn.close()
 
     async def _acquire_key(self, conn: AsyncConnection, key: int) -> LockHolder | None:
-        """Acquire one lock. If another connection holds the lock, return that connection."""
+        """Acquire one of the two locks. Returns None, or the connection that holds the lock instead."""
         while not await _try_acquire(conn, key):
             row = (await conn.execute(sa.text(_HOLDERS.format(lock_class=LOCK_CLASS, key=key)))).one_or_none()
             if row is None:
@@ -205,7 +209,10 @@ class ServerLock:
         self._lost.clear()
 
     async def _watch(self, driver: Any) -> None:
-        """Wait until the connection ends. PostgreSQL sends nothing else on it."""
+        """Wait until the connection that holds the lock ends, then mark the lock as lost.
+
+        PostgreSQL sends no notifications on this connection, so reading them waits for its end.
+        """
         with contextlib.suppress(psycopg.Error, OSError):
             async for _ in driver.notifies():
                 pass
@@ -217,7 +224,7 @@ class ServerLock:
         self._lost.set()
 
     async def _retake_when_lost(self) -> None:
-        """Acquire the lock again whenever it is lost, even while there are no writes."""
+        """Whenever the lock is lost, acquire it again, even if nothing is being written."""
         while True:
             await self._lost.wait()
             try:
@@ -262,8 +269,10 @@ async def _try_acquire(conn: AsyncConnection, key: int) -> bool:
 
 
 def _set_config_sql(wanted: Mapping[str, str]) -> str:
-    """Return SQL that changes settings for this database session. A setting that this PostgreSQL
-    version does not have is ignored."""
+    """Return SQL that changes settings of this database connection.
+
+    A setting that this version of PostgreSQL does not have is ignored.
+    """
     values = ", ".join(f"('{name}', '{value}')" for name, value in wanted.items())
     return f"SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES {values}) w(name, value) USING (name)"
 

@@ -1,4 +1,4 @@
-"""The store on SQLite, with group commit.
+"""The store on SQLite. Concurrent writes share one commit.
 
 It has one connection for writes, one for reads on the event loop, and a few for scans.
 """
@@ -64,7 +64,7 @@ sqlite3.register_adapter(bool, int)
 
 
 def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> FastConnection:
-    """Open a connection that runs BEGIN and COMMIT only when we do."""
+    """Open a connection on which transactions begin and end only with an explicit BEGIN and COMMIT."""
 
     def dbapi() -> sqlite3.Connection:
         raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_CACHED)
@@ -83,7 +83,7 @@ def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> 
 
 
 def configure(raw: sqlite3.Connection, *, writable: bool, cache_kib: int = CACHE_KIB) -> None:
-    """Set the pragmas of a connection, and check that commits are durable."""
+    """Set the pragmas of a connection. Raises an error if its commits would not be durable."""
     raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     if writable:
         (journal,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -127,7 +127,10 @@ class _WriteResult(NamedTuple):
 
 
 def commit_group(conn: sa.Connection, writes: list[_PendingWrite], faults: CrashPoints) -> list[_WriteResult]:
-    """Run each write in its own savepoint and commit them together. No result is reported before COMMIT returns."""
+    """Run each write in its own savepoint, and commit all writes with one COMMIT. Returns the result of each write.
+
+    If COMMIT fails, none of the writes has succeeded.
+    """
     raw = _dbapi_connection(conn)
     done: list[_WriteResult] = []
     _rollback(raw)
@@ -157,7 +160,7 @@ def commit_group(conn: sa.Connection, writes: list[_PendingWrite], faults: Crash
 
 
 def _caller_error(error: Exception, *, from_body: bool) -> Exception:
-    """Return an error raised by a body unchanged, and translate an error of the database."""
+    """Return the error to report to the caller of a write: database errors are translated, others are unchanged."""
     if isinstance(error, StoreError) or (from_body and not isinstance(error, exc.SQLAlchemyError | sqlite3.Error)):
         return error
     return translate_error(error)
@@ -180,8 +183,7 @@ def _run_in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, write: _Pend
 
 
 class SqliteStore:
-    """The default store, in one SQLite file. `retinue.store.open_store.open_store` opens it, after
-    upgrading the schema."""
+    """The default store, in one SQLite file. `retinue.store.open_store.open_store` upgrades the schema and opens it."""
 
     def __init__(self, path: Path, *, faults: CrashPoints = NO_FAULTS) -> None:
         self.path = path
@@ -217,12 +219,12 @@ class SqliteStore:
         return await future
 
     def _commit_pending(self) -> None:
-        """Commit the writes of one event loop iteration, in the writer thread or on the event loop.
+        """Commit the writes of one event loop iteration, either in the writer thread or on the event loop.
 
-        For a single write, switching to another thread and back costs about as much as the commit.
-        But in the thread, many writes share one commit, and the event loop continues. So a commit
-        runs on the event loop only while the load is low and commits are fast. See
-        docs/decisions/0005-small-commits-on-the-event-loop.md.
+        For a single write, switching to the writer thread and back takes about as long as the
+        commit itself. In the thread, however, many writes share one commit, and the event loop is
+        not blocked. So a commit runs on the event loop only if the load is low and commits are
+        fast. See docs/decisions/0005-small-commits-on-the-event-loop.md.
         """
         group, self._pending = self._pending, []
         here = (
@@ -237,8 +239,11 @@ class SqliteStore:
             self._write_queue.put(group)
 
     def _is_disk_fast(self) -> bool:
-        """Whether the disk is fast. The disk counts as fast if some of the latest commits were
-        fast: on a busy processor, most commits are slow even then."""
+        """Whether commits are fast enough to run on the event loop.
+
+        It is enough if some of the latest commits were fast. On a busy processor most commits are
+        slow, even if the disk is fast.
+        """
         taken_s = sorted(self._commit_times_s)
         return not taken_s or taken_s[len(taken_s) // FAST_COMMIT_QUANTILE] < LOOP_COMMIT_S_MAX
 
@@ -331,7 +336,7 @@ class SqliteStore:
 
 
 def snapshot(conn: sa.Connection, body: TransactionBody[T]) -> T:
-    """Run `body` on one consistent snapshot."""
+    """Run `body` in a read transaction, so that all its statements see the same snapshot."""
     raw = _dbapi_connection(conn)
     try:
         raw.execute("BEGIN")
@@ -344,11 +349,11 @@ def snapshot(conn: sa.Connection, body: TransactionBody[T]) -> T:
 
 
 def read_on_writer(conn: sa.Connection, body: TransactionBody[T]) -> T:
-    """Run `body` on a consistent snapshot of the writing connection.
+    """Run `body` on a consistent snapshot, on the connection for writes.
 
-    `PRAGMA query_only` is not used: each change of it makes SQLite prepare every statement again.
-    `snapshot` ends with ROLLBACK, so a body that writes has no effect. It gets the same error as on
-    the other connections.
+    If `body` writes, its changes are rolled back, and `StoreReadOnly` is raised as on other
+    connections. `PRAGMA query_only` is not used, because changing it makes SQLite prepare every
+    statement again.
     """
     raw = _dbapi_connection(conn)
     changes = raw.total_changes
@@ -359,10 +364,10 @@ def read_on_writer(conn: sa.Connection, body: TransactionBody[T]) -> T:
 
 
 class InlineStore:
-    """The SQLite store without threads, for simulation. Each commit happens within one step of the event loop.
+    """The SQLite store without threads, for simulations. Each commit runs on the event loop.
 
-    `write` yields to the event loop before and after its commit, so that a simulation can run
-    anything in between.
+    `write` yields to the event loop before and after its commit, so that a simulation can run other
+    tasks in between.
     """
 
     def __init__(self, path: str | Path = ":memory:", *, faults: CrashPoints = NO_FAULTS, yields: bool = True) -> None:

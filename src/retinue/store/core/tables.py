@@ -1,8 +1,8 @@
 """The definitions of all database tables. Times are Unix milliseconds, bodies are JSON text, ids are 32 hex digits.
 
-Partial indexes contain only open rows, so accepting and claiming cost the same with ten envelopes
-in the store and with a million. The conditions of these indexes use literals, here and in
-statements. With a bound parameter, the query planner could not tell that an index applies.
+Partial indexes contain only open rows, so accepting and claiming an envelope take the same time
+with ten stored envelopes as with a million. The conditions of these indexes use literals, both here
+and in queries. With a bound parameter, the query planner could not tell that the index applies.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _add_partial_index(
 
 
 def add_postgres_conditions() -> None:
-    """Add the conditions of the partial indexes for PostgreSQL.
+    """Set the conditions of the partial indexes for PostgreSQL.
 
-    This is a separate step, so that only a PostgreSQL store imports the dialect.
+    This is a separate step so that the PostgreSQL dialect is imported only if it is used.
     """
     for index, where in _PARTIAL_INDEXES:
         index.dialect_options["postgresql"]["where"] = where
@@ -947,8 +947,10 @@ SELECT id, agent AS agent_name, started_ms AS started_at, ended_ms AS completed_
        CASE WHEN status = 'suspended' THEN 'running' ELSE status END AS status, error
 FROM kept
 """
-"""The audit relation of Hi-Boss, so that existing queries continue to work. It is a WITH, and
-therefore read-only: PostgreSQL would allow changes of runs through a plain view of the table."""
+"""A view of the runs with the names and columns of Hi-Boss, so that queries written for it still work.
+
+The WITH makes the view read-only: through a plain view, PostgreSQL would allow runs to be changed.
+"""
 
 INSERT_SERVER_ROW = "INSERT INTO counters (id, event_seq, envelope_seq, latest_ms) VALUES (1, 0, 0, 0)"
 
@@ -961,7 +963,7 @@ _alembic_version = sa.Table(
 
 
 def create_schema(conn: sa.Connection, revision: str) -> None:
-    """Create the complete schema in an empty store, and record its revision as if the migrations had run."""
+    """Create all tables in an empty database, and store the revision as if all migrations had run."""
     statements = _create_statements(conn.dialect)
     if conn.dialect.name == "postgresql":  # in one round trip; sqlite3 would have to commit first
         statements = ("; ".join(statements),)
@@ -974,7 +976,7 @@ _COMPILED: dict[str, tuple[str, ...]] = {}
 
 
 def _create_statements(dialect: sa.Dialect) -> tuple[str, ...]:
-    """Return the DDL of all tables. It is cached by dialect, because compiling it takes longer than running it."""
+    """Return the DDL of all tables. It is cached for each dialect, because compiling takes longer than running it."""
     if dialect.name not in _COMPILED:
         ddl: list[str] = []
 

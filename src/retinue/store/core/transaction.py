@@ -1,8 +1,8 @@
-"""A write transaction: its time, its sequence numbers and the events that it emits.
+"""An open write transaction: its time, its sequence numbers and the events that it emits.
 
-Every write opens a `Transaction` first. It locks the single row of the table `counters` until
-COMMIT. On PostgreSQL, sequence numbers therefore follow commit order, which those of a sequence
-would not, and all writes take locks in the same order. SQLite has only one writer.
+Every write opens a `Transaction` first, which locks the only row of the table `counters` until
+COMMIT. So on PostgreSQL, sequence numbers follow the order of commits, and all writes take locks in
+the same order. SQLite allows only one writer anyway.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def latest_ms(conn: sa.Connection) -> int:
-    """Return the time of the newest commit. No later commit has an earlier time."""
+    """Return the time of the latest commit. No later commit has an earlier time, even if the clock goes back."""
     return conn.execute(_select_latest_ms).scalar_one()
 
 
 class Transaction:
-    """One open write transaction: its time, which never decreases, its sequence numbers and its events."""
+    """An open write transaction: its time, its sequence numbers, and its events.
+
+    The time is never earlier than the time of an earlier commit.
+    """
 
     def __init__(self, conn: sa.Connection, now_ms: int) -> None:
         self.conn = conn
@@ -42,7 +45,7 @@ class Transaction:
 
     @property
     def event_seq(self) -> int:
-        """The sequence number of the newest event, including the events of this transaction."""
+        """The sequence number of the newest event, including events that this transaction has emitted."""
         return self._event_seq
 
     def next_envelope_seq(self) -> int:
@@ -60,7 +63,7 @@ class Transaction:
         person: str | None = None,
         **body: Any,
     ) -> None:
-        """Add an event. It is stored on `close`. `person` receives it even if they cannot see its session."""
+        """Add an event, which `close` stores. `person` receives the event even if they cannot see its session."""
         self._event_seq += 1
         self._events.append(
             {

@@ -1,5 +1,7 @@
-"""Attachments on disk. The name of a file is the hash of its content. A file is complete before the
-database refers to it."""
+"""Store attachments on disk. The name of a file is the hash of its content.
+
+A file is completely written before the database refers to it.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,11 @@ _LOCKABLE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NFS lock
 
 
 class AttachmentFiles:
-    """The attachment directory: `root/ab/cdef...`, readable only by the owner. Methods block, so
-    async code calls them in a thread.
+    """The attachment directory, which only its owner can read. A file has the path `root/ab/cdef...`.
 
-    Nothing outside `root` is read, written or removed. File names are hashes, so senders cannot
-    choose them, and links below `root` are not followed.
+    The methods block, so async code must call them in a thread. Nothing outside `root` is read,
+    written or removed: file names are hashes, which senders cannot choose, and links below `root`
+    are not followed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -65,10 +67,10 @@ class AttachmentFiles:
         self._recent: dict[str, float] = {}  # hash to time of everything stored in the last hour, new or not
 
     def store(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
-        """Store the bytes. Once this returns, they survive a crash. If it raises an error, no partial file is visible.
+        """Store a file. When this returns, the file survives a crash. After an error, no partial file is visible.
 
-        If a file with the same bytes exists, it stays; if it is damaged, it is replaced. Errors
-        raised by `chunks` are not translated.
+        If a file with the same content exists, it is kept. If that file is damaged, it is replaced.
+        Errors raised by `chunks` are not translated.
         """
         shown = safe_file_name(name)
         with _closing(self._open_root()) as root, self._temp_file(root) as (temp, writing):
@@ -81,13 +83,15 @@ class AttachmentFiles:
         return Attachment(hash=hash_, name=shown, media_type=safe_media_type(media_type), size_bytes=size_bytes)
 
     def path(self, hash: str) -> Path:
-        """Return the path of the file with this hash, whether or not it exists."""
+        """Return the path for the file with this hash. The file may not exist."""
         shard, rest = _split_hash(hash)
         return self._root / shard / rest
 
     def open(self, hash: str) -> BinaryIO:
-        """Open the file with this hash for reading. Anything but a plain file is refused. Its
-        content is not checked; see `verify`."""
+        """Open the file with this hash for reading. Raises an error if it is not a regular file.
+
+        The content is not compared with the hash. To do that, call `verify`.
+        """
         shard_name, rest = _split_hash(hash)
         with _translate_errors("read an attachment"):
             try:
@@ -99,7 +103,7 @@ class AttachmentFiles:
                 ) from None
 
     def verify(self, hash: str) -> bool:
-        """Whether the file exists and its content still matches the hash."""
+        """Whether the file exists and its content matches the hash."""
         shard_name, rest = _split_hash(hash)
         try:
             with _closing(os.open(self._root, _ROOT)) as root, _closing(_open_shard(root, shard_name)) as shard:
@@ -108,7 +112,7 @@ class AttachmentFiles:
             return False
 
     def list_unwanted(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> list[str]:
-        """List the hashes of files that a sweep would remove because `keep` rejects them."""
+        """List the hashes of the files that `sweep` would remove, because `keep` returns False for them."""
         found: list[str] = []
         with suppress(FileNotFoundError), _closing(os.open(self._root, _ROOT)) as root:
             for name in filter(_SHARD.fullmatch, _list_names(root)):
@@ -117,11 +121,12 @@ class AttachmentFiles:
         return found
 
     def sweep(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> int:
-        """Remove files whose hash `keep` rejects, and partial files left by a crash. Returns how many.
+        """Remove the files for which `keep` returns False, and partial files left by a crash.
 
-        A file that is being written is not removed. But a file that was just stored looks unwanted
-        until a commit refers to it. So sweep while nothing is accepted, or pass `before`. Then
-        files that are newer stay, and so do files that were stored again in the last hour.
+        Returns the number of removed files. A file that is being written is not removed. A complete
+        file looks unused until a commit refers to it. So call this only while no envelopes are
+        accepted, or pass `before`: then files that are newer, or that were stored again in the last
+        hour, are not removed.
         """
         removed = 0
         with _translate_errors("delete unused attachments"):
@@ -169,7 +174,7 @@ class AttachmentFiles:
 
     @contextmanager
     def _temp_file(self, root: int) -> Generator[tuple[str, int]]:
-        """Create a locked temporary file in the root. It is removed afterwards unless it was renamed."""
+        """Create a locked temporary file in the root directory. It is removed at the end unless it was renamed."""
         with _translate_errors("store an attachment"):
             name, writing = self._create_temp_file(root)
         try:
@@ -280,7 +285,7 @@ def _split_hash(hash_: str) -> tuple[str, str]:
 
 
 def safe_media_type(media_type: str) -> str:
-    """Return `type/subtype` without parameters, or `application/octet-stream` if it is invalid."""
+    """Return a media type as `type/subtype`, without parameters. An invalid one becomes `application/octet-stream`."""
     plain = media_type[: 2 * MEDIA_TYPE_LENGTH_MAX].partition(";")[0].strip().lower()
     return plain if len(plain) <= MEDIA_TYPE_LENGTH_MAX and _MEDIA_TYPE.fullmatch(plain) else _MEDIA_TYPE_UNKNOWN
 
@@ -295,7 +300,7 @@ def _closing(descriptor: int) -> Generator[int]:
 
 @contextmanager
 def _translate_errors(action: str) -> Generator[None]:
-    """Translate operating system errors into `StoreError`."""
+    """Translate operating system errors into `StoreError`. `action` is what failed, for the error message."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Dead letters: envelopes that failed for good, stored so that a person can inspect and retry them.
+"""Dead letters: envelopes that failed for good. They are stored so that a person can inspect and retry them.
 
-A retry is a new envelope (sent by `outbox/dead_letter_retry`); the dead letter itself stays done.
-All retries of an envelope, and the retries of retries, are numbered in one sequence. Their keys
-consist of the first envelope's id and the number, so they are found by key.
+A retry sends a new envelope (see `outbox/dead_letter_retry`). The dead letter itself does not
+change. All retries that go back to the same envelope are numbered in one sequence. The idempotency
+key of a retry consists of the id of that envelope and the number, so the retries are found by key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 def load_dead_letters(
     conn: sa.Connection, *, limit: int, before: str | None = None, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[DeadLetter]:
-    """List dead letters, newest first. To continue a list, pass the id of its last dead letter as `before`."""
+    """List dead letters, newest first. For the next page, pass the id of the last dead letter as `before`."""
     scope, who = visibility_scope(seen_by), principal_parameters(seen_by)
     if before is None:
         rows = conn.execute(_newest[scope], {"limit": limit, **who}).all()
@@ -82,14 +82,14 @@ def retry_key(first: EnvelopeId, number: int) -> str:
 
 
 def original_envelope_id(envelope: Envelope) -> EnvelopeId:
-    """Return the id of the envelope that was retried first. For any envelope that is no retry, this is its own id."""
+    """Return the id of the envelope that was retried first. If the envelope is not a retry, return its own id."""
     if envelope.source != RETRY_SOURCE:
         return envelope.id
     return EnvelopeId(envelope.idempotency_key.partition("/")[0])
 
 
 def list_retries(conn: sa.Connection, envelope: Envelope) -> list[Envelope]:
-    """List all retries in the sequence to which this envelope belongs, oldest first."""
+    """List all retries of this envelope, oldest first. For a retry, list all retries of the original envelope."""
     first = original_envelope_id(envelope)
     found: list[Envelope] = []
     for number in range(1, RETRIES_MAX + 1):

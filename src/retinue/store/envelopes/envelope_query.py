@@ -27,8 +27,11 @@ _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
 
 
 class EnvelopeQuery(Struct, frozen=True, kw_only=True):
-    """The conditions that select envelopes for a list. An agent's address includes the addresses of
-    its sessions. `due_ms` selects only envelopes that are due at this time."""
+    """The filters for a list of envelopes.
+
+    The address of an agent also matches the addresses of its sessions. `due_ms` selects envelopes
+    that are due at or before this time.
+    """
 
     side: str  # "from" or "to"
     address: Address
@@ -87,7 +90,7 @@ def list_envelopes(
 
 
 def list_recent(conn: sa.Connection, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL) -> list[Envelope]:
-    """List the newest visible envelopes, newest first."""
+    """List the newest envelopes that the caller can see, newest first."""
     return [
         envelope_from_row(row)
         for row in conn.execute(_recent[visibility_scope(seen_by)], {"limit": limit, **principal_parameters(seen_by)})

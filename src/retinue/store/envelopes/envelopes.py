@@ -232,10 +232,11 @@ def add(
     run: RunId | None = None,
     held: bool = False,
 ) -> None:
-    """Insert a draft as an envelope, and count it in the sums of its day. The caller has an open transaction.
+    """Insert a draft as an envelope, and count it as accepted on its day. The caller has opened a `Transaction`.
 
-    The envelope is done if `outcome` is given, claimed if `run` is given, and otherwise pending. A
-    `held` envelope becomes due only with `release_held`, even if its time has come.
+    The status is done if `outcome` is given, claimed if `run` is given, and otherwise pending. An
+    envelope that is `held` is not due until `release_held` is called, even if its delivery time has
+    come.
     """
     status = (
         EnvelopeStatus.DONE
@@ -286,7 +287,7 @@ def add(
 def build_accepted_envelope(
     draft: EnvelopeDraft, *, seq: int, at_ms: int, session: SessionId, recipient: Address
 ) -> Envelope:
-    """Build the pending envelope of a draft that was just accepted and is due at once."""
+    """Return the pending envelope that results from accepting this draft, if it is due at once."""
     at = from_ms(at_ms)
     return Envelope(
         seq=seq,
@@ -328,31 +329,35 @@ def get_by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
 
 
 def resolve_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> EnvelopeId:
-    """Return the id of the one envelope that a short id names. Raises an error with the candidates
-    if there is more than one."""
+    """Return the id of the only envelope whose id starts with this short id.
+
+    Raises `AmbiguousId` with the candidates if there is more than one.
+    """
     return EnvelopeId(find_by_short_id(conn, text, (IdKind.ENVELOPE,), seen_by=seen_by)[1])
 
 
 def list_due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
-    """List the due envelopes of a lane, in order: decisions first, then by due time and sequence number."""
+    """List the due envelopes of a lane: decisions first, then the others by due time and sequence number."""
     rows = conn.execute(_due, {"session": session, "now": now_ms, "limit": limit})
     return [envelope_from_row(row) for row in rows]
 
 
 def list_oldest_droppable(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
-    """List the oldest waiting envelopes of a lane that may be dropped for newer ones. Answers and
-    notices are not among them."""
+    """List the oldest waiting envelopes of a lane that may be dropped to make room for newer ones.
+
+    Answers and notices are never dropped.
+    """
     rows = conn.execute(_oldest_droppable, {"session": session, "now": now_ms, "limit": limit})
     return [envelope_from_row(row) for row in rows]
 
 
 def count_droppable(conn: sa.Connection, session: str, now_ms: int) -> int:
-    """Count the waiting envelopes of a lane that count toward its cap."""
+    """Count the waiting envelopes of a lane that may be dropped. Only these count toward the lane's limit."""
     return conn.execute(_count_droppable, {"session": session, "now": now_ms}).scalar_one()
 
 
 def has_due(conn: sa.Connection, session: str, now_ms: int) -> bool:
-    """Whether a lane has a due envelope. An envelope that starts no run counts too."""
+    """Whether a lane has a due envelope, including silent envelopes, which start no run."""
     return conn.execute(_has_due, {"session": session, "now": now_ms}).scalar() is not None
 
 
@@ -388,7 +393,7 @@ def list_due_for_people(conn: sa.Connection, now_ms: int, *, limit: int) -> list
 
 
 def next_due_or_expiry_ms(conn: sa.Connection, now_ms: int) -> int | None:
-    """Return when the scheduler must act next: the next due time after now or the next expiry, whichever is earlier."""
+    """Return the next time at which an envelope becomes due or expires, or None if there is none."""
     moments = [
         conn.execute(_next_due, {"now": now_ms}).scalar(),
         next_expiry_ms(conn),
@@ -409,7 +414,7 @@ def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: i
 
 
 def mark_steered(conn: sa.Connection, ids: Iterable[str], *, run: str) -> None:
-    """Record that this run has already read these envelopes. They stay queued, so a later run takes them too."""
+    """Record that an open run has already read these envelopes. They stay pending until a run claims them."""
     conn.execute(_mark_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
 
 
@@ -426,23 +431,23 @@ def increment_attempts(conn: sa.Connection, run: str) -> None:
 
 
 def list_held(conn: sa.Connection, run: str) -> list[Envelope]:
-    """List the envelopes that an open run has claimed."""
+    """List the claimed or suspended envelopes of a run."""
     return [envelope_from_row(row) for row in conn.execute(_held, {"the_run": run})]
 
 
 def return_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
-    """Make a claimed envelope pending again, so that it waits for its next delivery attempt."""
+    """Make a claimed envelope pending again, for its next delivery attempt at `due_ms`."""
     conn.execute(_return_to_pending, {"the_id": id_, "due": due_ms})
 
 
 def has_run_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
-    """Whether a run has sent an envelope to this recipient with a tool, besides its answer."""
+    """Whether a tool call of this run has sent an envelope to this recipient. The run's answer does not count."""
     values = {"low": f"{run}/", "high": f"{run}0", "recipient": recipient}
     return conn.execute(_sent_by_run, values).first() is not None
 
 
 def list_texts_sent_by_run(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
-    """List the texts that a run has sent to this recipient before its answer: with tools, and as interim replies."""
+    """List what a run has sent to this recipient before its answer: messages from tools, and interim replies."""
     found: list[str] = []
     for low, high in ((f"{run}/", f"{run}0"), (f"said/{run}/", f"said/{run}0")):
         values = {"low": low, "high": high, "recipient": recipient, "limit": RUN_MESSAGES_MAX}
@@ -451,7 +456,7 @@ def list_texts_sent_by_run(conn: sa.Connection, *, run: str, recipient: str) -> 
 
 
 def get_waiting_interim(conn: sa.Connection, *, run: str, recipient: str) -> Envelope | None:
-    """Return the last interim reply of a run to this recipient, if its delivery has not started."""
+    """Return the last interim reply of a run to this recipient, or None if its delivery has already been tried."""
     values = {"low": f"said/{run}/", "high": f"said/{run}0", "recipient": recipient}
     row = conn.execute(_waiting_interim, values).one_or_none()
     return envelope_from_row(row) if row else None
@@ -460,7 +465,7 @@ def get_waiting_interim(conn: sa.Connection, *, run: str, recipient: str) -> Env
 def release_held(
     conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str
 ) -> None:
-    """Make a held envelope due, and set its session, recipient and text."""
+    """Make an envelope due that was added with `held`, and set its session, recipient and text."""
     values = {"due": due_ms, "the_session": session, "the_recipient": str(recipient), "the_text": text}
     conn.execute(_release_held, {"the_id": id_, **values})
 
@@ -475,7 +480,7 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """Settle envelopes. Do not call this directly: `outcomes.settle` also advances schedules."""
+    """Settle envelopes. Call `outcomes.settle` instead of this, because that also advances schedules."""
     conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
     _write_outcomes(conn, ids, outcome, because=because, at_ms=at_ms, answer=answer, silent=silent)
 

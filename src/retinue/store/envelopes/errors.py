@@ -6,7 +6,7 @@ from retinue.domain.errors import Invalid, StoreError
 
 
 class AttachmentHashInvalid(Invalid):
-    """The text is not the hash of an attachment."""
+    """The given string is not the hash of an attachment."""
 
     code = "attachment.hash_invalid"
 
@@ -19,7 +19,7 @@ class AttachmentHashInvalid(Invalid):
 
 
 class AttachmentDiskFull(StoreError):
-    """The disk has no space left. Nothing was changed. `action` is what was attempted."""
+    """The disk has no space left. Nothing was changed. `action` is what failed, such as "store an attachment"."""
 
     code = "attachment.disk_full"
 
@@ -32,7 +32,7 @@ class AttachmentDiskFull(StoreError):
 
 
 class AttachmentDiskFailed(StoreError):
-    """The operating system refused access to the attachment directory. `action` is what was attempted."""
+    """The operating system reported an error for the attachment directory. `action` is what failed."""
 
     code = "attachment.disk_failed"
 
@@ -45,13 +45,13 @@ class AttachmentDiskFailed(StoreError):
 
 
 class AttachmentNotPlainFile(StoreError):
-    """There is a link, a directory or a device in the place of an attachment. `action` is what was attempted."""
+    """The path of an attachment is a link, a directory or a device. `action` is what failed."""
 
     code = "attachment.not_plain_file"
 
     def __init__(self, action: str) -> None:
         super().__init__(
             f"cannot {action}: it is not a plain file",
-            because="there is a link, or something else that is not a plain file, in the place of the attachment",
+            because="the path of the attachment is a link, a directory or a device",
             try_this="find out who put it there, then remove it",
         )

@@ -1,4 +1,4 @@
-"""The inbox of each person: list unread envelopes, and mark envelopes as read."""
+"""Store the inbox of each person: which envelopes they received, and which of these are unread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Find the envelope of a platform message that cannot be found by the message's own idempotency key.
+"""Find the envelope of a platform message that has no envelope under its own idempotency key.
 
-Such a message is a delivery part of an outbound envelope, or it was merged with other messages into
-one inbound envelope.
+The message is either a delivery part of an outbound envelope, or was merged with other messages
+into one inbound envelope.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ def find(conn: sa.Connection, channel: str, message_id: str) -> Envelope | None:
 
 
 def insert(conn: sa.Connection, envelope: EnvelopeId, channel: str, message_ids: Sequence[str], *, at_ms: int) -> None:
-    """Record the merged messages before the envelope is accepted, so that all of them are known from then on."""
+    """Record the ids of the platform messages that are merged into one inbound envelope.
+
+    Call this before the envelope is accepted, so that each of the messages can be found from then
+    on.
+    """
     rows = [
         {"envelope": envelope, "part": part, "channel": channel, "receipt": message_id, "at_ms": at_ms}
         for part, message_id in enumerate(message_ids)

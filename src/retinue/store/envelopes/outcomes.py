@@ -1,6 +1,6 @@
-"""Settle envelopes with exactly one outcome each. If an envelope was an occurrence of a schedule, advance the schedule.
+"""Settle envelopes with exactly one outcome each, and advance the schedules that sent them.
 
-Every accepted envelope is settled here, so that the schedule is never forgotten.
+Every accepted envelope must be settled here. Otherwise, its schedule would not continue.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """Settle envelopes. The database rejects a second outcome for the same envelope."""
+    """Settle envelopes, and create the next occurrences of their schedules.
+
+    The database rejects a second outcome for the same envelope.
+    """
     envelopes.settle(tx.conn, ids, outcome, because=because, at_ms=tx.at_ms, answer=answer, silent=silent)
     schedules.record_outcomes(tx, ids, outcome, because=because)

@@ -1,4 +1,4 @@
-"""Reply threads: the envelope that an envelope replies to, the one before that, and so on back to the root."""
+"""Reply threads: from an envelope to the envelope that it replies to, and so on back to the first one."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _select_chain = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
 
 
 class ReplyThread(Struct, frozen=True, kw_only=True):
-    """A chain of replies, from the requested envelope to the root.
+    """A chain of replies, from the requested envelope back to the root.
 
-    A long chain contains only the envelopes nearest to the requested one, and the root. `left_out`
-    is the number between them.
+    A long chain is shortened to the envelopes nearest to the requested one, and the root.
+    `left_out` is the number of omitted envelopes.
     """
 
     envelopes: tuple[Envelope, ...]
@@ -48,8 +48,10 @@ class ReplyThread(Struct, frozen=True, kw_only=True):
 
 
 def get_reply_thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> ReplyThread:
-    """Return the chain from the envelope that a short id names back to its root. It ends before an
-    envelope that the caller cannot see."""
+    """Return the replies from the envelope with this short id back to the root.
+
+    The thread ends before the first envelope that the caller cannot see.
+    """
     ids: dict[EnvelopeId, None] = {}  # in the order of the chain
     earlier: str | None = None
     for row in conn.execute(

@@ -1,4 +1,4 @@
-"""Store the webhooks to call when an envelope is done."""
+"""Store the webhook to call when an envelope is done."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def get(conn: sa.Connection, envelope: str) -> Webhook | None:
 
 
 def clear_headers(conn: sa.Connection, envelope: str) -> None:
-    """Clear the headers, which may be secret. Called after the webhook request was made."""
+    """Delete the stored headers of a webhook, which may be secret. Call this after the webhook was called."""
     conn.execute(_clear_headers, {"the_letter": envelope})

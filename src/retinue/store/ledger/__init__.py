@@ -1,1 +1,1 @@
-"""The ledger: sums and equations over the complete store."""
+"""The ledger: totals of everything that was accepted, and equations that prove that nothing was lost."""

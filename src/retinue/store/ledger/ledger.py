@@ -1,6 +1,6 @@
-"""The ledger: sums over the store, and equations that prove that nothing was lost.
+"""The ledger: totals of the store, and equations that prove that nothing was lost.
 
-`check_ledger` must be run by `store.scan`, so that all sums and findings come from one snapshot.
+Run `check_ledger` with `store.scan`, so that all totals and findings come from one snapshot.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ _select_latest_ms = sa.select(t.counters.c.latest_ms)
 
 
 class Equation(Struct, frozen=True, kw_only=True):
-    """The result of checking one equation. If it does not hold, `count` is the number of findings,
-    and `findings` has the first few."""
+    """The result of checking one equation of the ledger.
+
+    If the equation does not hold, `count` is the number of findings, and `findings` contains the
+    first of them.
+    """
 
     name: str
     sentence: str
@@ -68,7 +71,7 @@ class LedgerReport(Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """The number of findings."""
+        """The number of findings in all equations."""
         return sum(equation.count for equation in self.equations)
 
     @property
@@ -77,7 +80,7 @@ class LedgerReport(Struct, frozen=True, kw_only=True):
         return tuple(equation.name for equation in self.equations if not equation.is_ok)
 
     def lines(self) -> list[str]:
-        """Return the report as lines for people: the sums first, the conclusion last."""
+        """Return the report as lines for people: the totals, then the equations, then the conclusion."""
         conclusion = "ledger is consistent"
         if not self.is_ok:
             conclusion = f"ledger is inconsistent: {format_quantity(self.count, 'finding')}"
@@ -94,7 +97,7 @@ class LedgerReport(Struct, frozen=True, kw_only=True):
 
 
 def check_ledger(conn: sa.Connection, *, now_ms: int) -> LedgerReport:
-    """Compute the sums and check every equation. Changes nothing."""
+    """Compute the totals and check every equation. Changes nothing."""
     from retinue.store.ledger.ledger_checks import RULES
 
     # The time of the store never goes back, and decides what is due even if the wall clock went back.

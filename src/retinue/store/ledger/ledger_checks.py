@@ -1,8 +1,8 @@
-"""The equations of the ledger. Each equation is an SQL statement that finds violations, and holds if it finds none.
+"""The equations of the ledger. Most are SQL queries for violations. An equation holds if none are found.
 
-The equations hold after every commit, not only while the server is idle. So a finding is always a
-fault. The database compares and counts, and returns only violations. Python reads only open rows,
-which are few, and all records, because only decoding shows whether a record is readable.
+The equations hold after every commit, even while the server is busy. So every finding is a fault.
+The database compares and counts, and returns only violations. Python reads only open rows, which
+are few, and the records, because only decoding shows whether a record is readable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 from retinue.store.envelopes.envelopes import MS_PER_DAY
-from retinue.store.runs import budgets
+from retinue.store.runs import budget_reservations
 from retinue.store.sessions import records
 from retinue.text.quantity import format_quantity
 
@@ -31,7 +31,7 @@ _ids_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 
 class LedgerFinding(NamedTuple):
-    """A violation of an equation. `id` is the id of an envelope, a run or a session, or the name of a sum."""
+    """A violation of an equation. `id` is that of an envelope, run, session or other object, or the name of a sum."""
 
     id: str
     because: str
@@ -127,7 +127,7 @@ _unexpected_answer = sa.select(
     *_finding_columns(_o.c.envelope, "not answered, but it has an answer or a silent mark")
 ).where(_o.c.outcome != _ANSWERED, sa.or_(_o.c.answer.is_not(None), _o.c.silent == sa.true()))
 _stray_answer = (
-    sa.select(*_finding_columns(_answer.c.id, "an answer that the envelope it replies to does not name"))
+    sa.select(*_finding_columns(_answer.c.id, "it replies to an envelope whose answer is another one or none"))
     .select_from(
         _answer.join(_question, _question.c.id == _answer.c.reply_to).outerjoin(
             _back, _back.c.envelope == _question.c.id
@@ -188,8 +188,10 @@ _RUN_STATUS = {"claimed": "running", "suspended": "suspended"}
 
 
 def _find_not_held(conn: sa.Connection) -> Iterator[LedgerFinding]:
-    """Compare each open envelope with the runs that hold it. Python does this, because a run stores
-    the ids of its envelopes as JSON."""
+    """Check that each claimed or suspended envelope belongs to exactly one open run or delivery.
+
+    This is checked in Python, because a run stores the ids of its envelopes as JSON.
+    """
     held_by: dict[str, set[str]] = {}
     for row in conn.execute(_held_envelopes):
         runs = int(row.run_status == _RUN_STATUS[row.status])
@@ -204,11 +206,11 @@ def _find_not_held(conn: sa.Connection) -> Iterator[LedgerFinding]:
         try:
             named = set(_ids_decoder.decode(row.envelopes))
         except (ValueError, msgspec.MsgspecError):
-            yield LedgerFinding(row.id, "the envelopes it names cannot be read back")
+            yield LedgerFinding(row.id, "the list of its envelopes cannot be decoded")
             continue
         held = held_by.get(row.id, set[str]())
         for id_ in sorted(named ^ held):
-            what = "names it, but does not hold it" if id_ in named else "holds it, but does not name it"
+            what = "lists it, but does not hold it" if id_ in named else "holds it, but does not list it"
             yield LedgerFinding(id_, f"run {short_id(row.id)} {what}")
 
 
@@ -234,18 +236,20 @@ _is_reported = sa.case((_m.c.estimated == sa.false(), 1), else_=0)
 _call_sums: dict[str, sa.ColumnElement[int]] = {
     "calls": sa.func.count(),
     **{name: sa.func.sum(_m.c[name]) for name in ("settled_microusd", "held_microusd")},
-    **{name: sa.func.sum(_m.c[name] * _is_reported) for name in budgets.TOKEN_KINDS},
+    **{name: sa.func.sum(_m.c[name] * _is_reported) for name in budget_reservations.TOKEN_KINDS},
 }
 _summed = sa.union_all(
-    sa.select(*(t.spending.c[name] for name in budgets.SUM_KEY), *(t.spending.c[name] for name in _call_sums)),
     sa.select(
-        *(_m.c[name] for name in budgets.SUM_KEY),
+        *(t.spending.c[name] for name in budget_reservations.SUM_KEY), *(t.spending.c[name] for name in _call_sums)
+    ),
+    sa.select(
+        *(_m.c[name] for name in budget_reservations.SUM_KEY),
         *((-expression).label(name) for name, expression in _call_sums.items()),
-    ).group_by(*(_m.c[name] for name in budgets.SUM_KEY)),
+    ).group_by(*(_m.c[name] for name in budget_reservations.SUM_KEY)),
 ).subquery()
 _missummed_keys = (
     sa.select(_summed.c.day, _summed.c.agent, _summed.c.provider, _summed.c.model)
-    .group_by(*(_summed.c[name] for name in budgets.SUM_KEY))
+    .group_by(*(_summed.c[name] for name in budget_reservations.SUM_KEY))
     .having(sa.or_(*(sa.func.sum(_summed.c[name]) != 0 for name in _call_sums)))
 )
 
@@ -438,22 +442,22 @@ RULES: tuple[LedgerRule, ...] = (
     ),
     LedgerRule(
         "answered",
-        "an answered envelope, and no other, has an answer that replies to it or a silent mark",
+        "an envelope is answered if and only if it has an answer that replies to it, or a silent mark",
         (_unanswered, _unexpected_answer, _stray_answer),
     ),
     LedgerRule(
         "delivered",
-        "a delivered envelope, and no other, is in an inbox or was sent with a receipt",
+        "an envelope is delivered if and only if it is in an inbox or was sent with a receipt",
         (_undelivered, _in_inbox_undelivered, _sent_undelivered),
     ),
     LedgerRule(
         "claimed",
-        "a claimed or suspended envelope is held by one open run or delivery, which hold no other",
+        "a claimed or suspended envelope is held by exactly one open run or delivery, and these hold no other",
         (_find_not_held, _sent_unclaimed),
     ),
     LedgerRule(
         "delegated",
-        "a delegation is open while its envelope is, and has one result",
+        "a delegation is open as long as its envelope is, and its result replies to it",
         (
             _open_but_envelope_done,
             _ended_but_envelope_open,

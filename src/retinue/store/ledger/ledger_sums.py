@@ -1,4 +1,4 @@
-"""Compute the sums of the ledger: envelopes accepted, their outcomes, what is open, and the cost."""
+"""Compute the totals of the ledger: accepted envelopes, their outcomes, open envelopes, and cost."""
 
 from __future__ import annotations
 

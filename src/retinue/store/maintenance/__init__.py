@@ -1,1 +1,1 @@
-"""Back up and purge the database, and erase people from it. This work concerns all tables."""
+"""Back up and purge the database, and erase people from it."""

@@ -1,4 +1,4 @@
-"""Backups: a directory with everything an instance stores, a manifest, and a check that it can be opened.
+"""Create, verify and restore backups. A backup is a directory with everything that an instance stores:
 
     retinue.db      the database, copied from one snapshot while the server runs
     files/          the attachments that this snapshot refers to
@@ -6,10 +6,10 @@
     schedules/      the files of schedules, with their memory
     skills/ ...     skills, hooks, instruction templates, and the data of hooks and plugins
     retinue.toml    the settings, if they are in the data directory
-    manifest.json   what the backup contains, with sizes and hashes; written last
+    manifest.json   a list of these files with sizes and hashes; written last
 
-The directory gets its name only when it is complete. It does not contain the owner's token. If the
-data directory has no token, the restored server creates a new one.
+The directory gets its final name only when it is complete. The backup does not contain the owner's
+token. If the data directory has no token, the restored server creates a new one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from sqlalchemy.pool import NullPool
 
 from retinue.domain.errors import NotFound, RetinueError, StoreError
 from retinue.store.core.connection import translate_error
+from retinue.store.core.database_rename import FORMER_NAME, STORE_NAME
 from retinue.store.core.durable_files import fsync_path, write_private_file
 from retinue.store.core.fast_connection import FastConnection
-from retinue.store.core.former_file import FORMER_NAME, STORE_NAME
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.ledger import ledger
 from retinue.store.maintenance.errors import (
@@ -83,7 +83,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
 
 class BackupVerification(Struct, frozen=True):
-    """The problems that were found in a backup. If there are none, the backup can be restored."""
+    """The result of verifying a backup. If it has no problems, the backup can be restored."""
 
     problems: tuple[str, ...]
     parts: int = 0
@@ -97,9 +97,9 @@ class BackupVerification(Struct, frozen=True):
 
 
 def copy_store(conn: sa.Connection, *, target: Path) -> set[str]:
-    """Copy the database as `conn` sees it. Returns the hashes of the attachments that the copy refers to.
+    """Copy the database to `target`. Returns the hashes of the attachments that the copy refers to.
 
-    It must be run by `store.scan`, so that copy and hashes come from one snapshot.
+    Run this with `store.scan`, so that the copy and the hashes come from one snapshot.
     """
     if conn.dialect.name != "sqlite":
         url = conn.engine.url.set(drivername="postgresql").render_as_string(hide_password=True)
@@ -118,8 +118,10 @@ def copy_store(conn: sa.Connection, *, target: Path) -> set[str]:
 def copy_files(
     data_dir: Path, folder: Path, attachment_hashes: Iterable[str], *, made_at: str, version: str
 ) -> BackupManifest:
-    """Copy the files next to the database into a backup, and write the manifest. `folder` already
-    contains the database."""
+    """Copy attachments, agent directories and settings into a backup, and write its manifest.
+
+    `folder` already contains the database.
+    """
     missing: list[str] = []
     parts = [_describe_part(folder, folder / STORE)]
     with _translate_errors():
@@ -162,8 +164,10 @@ def _copy_attachments(
 
 
 def _list_plain_files(root: Path, missing: list[str], data_dir: Path) -> Iterator[Path]:
-    """Yield the plain files below a directory. Anything else is added to `missing`. Links are not
-    followed, because their targets do not belong to the instance."""
+    """Yield the regular files below a directory, and add the path of everything else to `missing`.
+
+    Links are not followed, because their targets do not belong to the instance.
+    """
     for folder, names, files in os.walk(root):
         names.sort()
         for name in sorted([*files, *(each for each in names if Path(folder, each).is_symlink())]):
@@ -175,7 +179,7 @@ def _list_plain_files(root: Path, missing: list[str], data_dir: Path) -> Iterato
 
 
 def check_free_space(data_dir: Path, store: Path | None, target: Path) -> None:
-    """Check, before anything is written, that the disk has enough space."""
+    """Raise `BackupSpaceMissing` if the disk has too little free space for a backup."""
     needed = store.stat().st_size if store is not None and store.exists() else 0
     for folder in (data_dir / FILES, *(data_dir / name for name in COPIED_FOLDERS)):
         needed += sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
@@ -186,7 +190,7 @@ def check_free_space(data_dir: Path, store: Path | None, target: Path) -> None:
 
 @contextmanager
 def create_folder(folder: Path) -> Generator[Path]:
-    """Create a directory under a temporary name. It gets its name when it is complete, and is removed on an error."""
+    """Create a directory under a temporary name. On success it gets its final name, on an error it is removed."""
     partial_ = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     with _translate_errors():
         if folder.exists():
@@ -206,7 +210,7 @@ def create_folder(folder: Path) -> Generator[Path]:
 
 
 def verify(folder: Path, *, now_ms: int) -> BackupVerification:
-    """Read the backup, and check the hashes, the database and the ledger."""
+    """Check a backup: the hashes of its files, its database, and the ledger of the database."""
     try:
         manifest = read_manifest(folder)
     except RetinueError as error:
@@ -224,7 +228,7 @@ def verify(folder: Path, *, now_ms: int) -> BackupVerification:
 
 
 def _store_name(manifest: BackupManifest) -> str:
-    """Return the name of the database in a backup. Backups of earlier versions have it under its former name."""
+    """Return the file name of the database in a backup. Backups of earlier versions use its former name."""
     return FORMER_NAME if any(part.path == FORMER_NAME for part in manifest.parts) else STORE
 
 
@@ -280,7 +284,7 @@ def _check_store(path: Path, *, now_ms: int) -> Iterator[str]:
 
 @contextmanager
 def open_read_only(path: Path) -> Generator[sa.Connection]:
-    """Open a database file that no process has open. The file is not changed, and no WAL or WAL index is created."""
+    """Open a database file that no process has open. The file is not changed, and no other files are created."""
 
     def dbapi() -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?immutable=1"
@@ -297,9 +301,9 @@ def open_read_only(path: Path) -> Generator[sa.Connection]:
 def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: str) -> Path:
     """Restore a backup into a data directory. The caller holds the server's lock.
 
-    The backup is verified, copied and verified again before anything is replaced. Returns the
-    directory with the previous content. The database is replaced by one rename, so that the old or
-    the new one always exists.
+    The backup is verified, copied, and compared again before anything is replaced. The database is
+    replaced by a rename, so that at any time either the old or the new one exists. Returns the
+    directory to which the previous content was moved.
     """
     found = verify(folder, now_ms=now_ms)
     if not found.is_ok:
@@ -325,7 +329,7 @@ def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: st
 
 
 def _find_free_path(path: Path) -> Path:
-    """Return this path. If it exists, return the first numbered path that does not."""
+    """Return this path if it does not exist. Otherwise, append the first number that makes a free path."""
     names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
     return next((name for name in names if not name.exists()), path)
 

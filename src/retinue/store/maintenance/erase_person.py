@@ -1,5 +1,7 @@
-"""Erase a person: remove their texts from the store. The equations of the ledger still hold, and
-the name stays reserved."""
+"""Erase a person: remove their messages and other personal data from the store.
+
+The equations of the ledger still hold afterwards. The person's name stays reserved.
+"""
 
 from __future__ import annotations
 
@@ -117,10 +119,10 @@ def _person_parameters(person: str) -> dict[str, Any]:
 
 
 def list_own_sessions(conn: sa.Connection, person: str) -> list[SessionId]:
-    """List the sessions whose origin is this person, those of subagents started from them, and those of
-    the person's schedules.
+    """List the sessions that belong to this person.
 
-    Sessions that others shared with them are not included.
+    These are the sessions that they started, the sessions of subagents started from those, and the
+    sessions of their schedules. Sessions that others shared with them are not included.
     """
     own = conn.execute(_own_sessions, _person_parameters(person)).scalars().all()
     of_schedules = [
@@ -188,9 +190,9 @@ def _erase_session(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
 
 
 def _erase_body(row: sa.Row[Any]) -> RecordBody:
-    """Return the body of a record without its texts and files. The kind of the record stays the same.
+    """Return the body of a record with its texts replaced and its files removed. The kind of record stays the same.
 
-    The next purge deletes the files, because no record names them any more.
+    The next purge deletes the files, because no record refers to them any more.
     """
     match decode_body(row.kind, row.body):
         case UserTurn(envelopes=envelopes):

@@ -1,4 +1,4 @@
-"""Errors that occur when a backup is created, read or restored."""
+"""Errors that occur when a backup is created, verified or restored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue.domain.errors import Conflict, Invalid, StoreError
 
 
 class BackupUnsupported(Invalid):
-    """An instance on PostgreSQL is backed up with the tools of PostgreSQL. `url` has no password."""
+    """`retinue backup` does not support PostgreSQL. `url` is the URL of the database, without its password."""
 
     code = "backup.postgres"
 
@@ -50,7 +50,7 @@ class BackupFolderExists(Conflict):
 
 
 class BackupManifestUnreadable(Invalid):
-    """The folder has no manifest that can be read, so it is not a backup."""
+    """The folder has no readable manifest, so it is not a backup."""
 
     code = "backup.invalid"
 
@@ -58,12 +58,12 @@ class BackupManifestUnreadable(Invalid):
         super().__init__(
             f"{folder} is not a backup",
             because=f"its {manifest} cannot be read ({reason})",
-            try_this="name a folder that `retinue backup` created",
+            try_this="pass a folder that `retinue backup` created",
         )
 
 
 class BackupVersionUnsupported(Invalid):
-    """The backup was created by another version of retinue."""
+    """The backup has a format or database schema that this version of retinue does not support."""
 
     code = "backup.version_unsupported"
 
@@ -89,20 +89,20 @@ class BackupUnsound(StoreError):
 
 
 class BackupChanged(StoreError):
-    """A file of the backup changed while it was copied. Nothing was changed."""
+    """A file of the backup changed while the backup was restored. Nothing was changed."""
 
     code = "backup.changed"
 
     def __init__(self, path: str) -> None:
         super().__init__(
             "the backup changed while it was read, so nothing was changed",
-            because=f"{path} differs from its verified content",
+            because=f"{path} was changed after it had been verified",
             try_this="check the disk that the backup is on",
         )
 
 
 class BackupWriteFailed(StoreError):
-    """The operating system refused to read or write a file of a new backup."""
+    """The operating system reported an error while a backup was created."""
 
     code = "backup.write_failed"
 
@@ -115,7 +115,7 @@ class BackupWriteFailed(StoreError):
 
 
 class RestoreFailed(StoreError):
-    """The operating system refused to read or write a file while a backup was restored."""
+    """The operating system reported an error while a backup was restored."""
 
     code = "backup.restore_failed"
 
@@ -123,5 +123,5 @@ class RestoreFailed(StoreError):
         super().__init__(
             "cannot restore the backup",
             because=because,
-            try_this=f"correct the cause and retry; if RETINUE_HOME/{marker} exists, it names the old files' folder",
+            try_this=f"correct the cause and retry; if RETINUE_HOME/{marker} exists, it has the path of the old files",
         )

@@ -1,15 +1,14 @@
-"""Delete old envelopes, events and runs in a way that the equations of the ledger still hold.
+"""Delete old envelopes, events and runs. The equations of the ledger still hold afterwards.
 
-- Rows that belong together go in one commit: the envelopes of one run, which share an answer, or a
-  dead letter with its retries. An answer goes with its question or after it.
-- The newest envelope and the newest event stay, because the counters continue from them.
-- Purged envelopes are counted where they were counted on acceptance. Their idempotency keys stay
-  for a month, without any content, so that a redelivered message is still recognized.
-- Sessions and their records are not touched: reset or delete the session instead. Money is not
-  touched either.
+- Rows that belong together are deleted in one commit: the envelopes of one run, which share an
+  answer, or a dead letter and its retries. An answer is not deleted before the message it answers.
+- The newest envelope and the newest event are kept, because the counters continue from them.
+- Purged envelopes are still counted, on the day when they were accepted. Their idempotency keys are
+  kept for a month, without content, so that a message that is received again is recognized.
+- Sessions, their records and costs are not purged. To remove records, reset or delete the session.
 
-Each function here is one short commit over a limited number of rows.
-`operations/server/maintenance` repeats it until nothing is left.
+Each function makes one short commit over a limited number of rows. `operations/server/maintenance`
+calls it until nothing is left to delete.
 """
 
 from __future__ import annotations
@@ -48,8 +47,10 @@ _attachments_decoder = msgspec.json.Decoder(list[Attachment])
 
 
 class PurgeHorizon(Struct, frozen=True, kw_only=True):
-    """The times before which done envelopes, past events and ended runs may be purged. If a time is
-    None, nothing of that kind is purged."""
+    """The times before which done envelopes, events and ended runs may be purged.
+
+    If a time is None, nothing of that kind is purged.
+    """
 
     envelopes_ms: int | None = None
     events_ms: int | None = None
@@ -58,13 +59,15 @@ class PurgeHorizon(Struct, frozen=True, kw_only=True):
 
     @property
     def events_horizon_ms(self) -> int | None:
-        """The time before which events may be purged. It is not earlier than the time for
-        envelopes, so that an event does not outlive its envelope."""
+        """The time before which events may be purged, or None if no events may be purged.
+
+        It is not earlier than the time for envelopes, so that no event outlives its envelope.
+        """
         return max((each for each in (self.events_ms, self.envelopes_ms) if each is not None), default=None)
 
 
 class PurgedKey(Struct, frozen=True, kw_only=True):
-    """The remains of a purged envelope: its id, its outcome and a hash, without its content."""
+    """What is kept of a purged envelope: its id, outcome, times and a hash of its content, but not the content."""
 
     envelope: EnvelopeId
     session: SessionId | None
@@ -84,7 +87,7 @@ _purged_id = sa.select(t.purged_envelopes.c.purged_ms).where(t.purged_envelopes.
 
 
 def get_purged_key(conn: sa.Connection, source: str, key: str) -> PurgedKey | None:
-    """Return what stays stored of the purged envelope with this idempotency key, or None if there was none."""
+    """Return what is kept of the purged envelope with this idempotency key, or None if there is none."""
     row = conn.execute(_key, {"source": source, "key": key}).one_or_none()
     if row is None:
         return None
@@ -100,12 +103,12 @@ def get_purged_key(conn: sa.Connection, source: str, key: str) -> PurgedKey | No
 
 
 def was_purged(conn: sa.Connection, id_: str) -> bool:
-    """Whether an envelope with this id is known to have been purged."""
+    """Whether an envelope with this id was purged and its purged key is still stored."""
     return conn.execute(_purged_id, {"id": id_}).scalar() is not None
 
 
 def content_hash(draft: EnvelopeDraft) -> str:
-    """Return a hash that identifies a repeated message without storing its content."""
+    """Return a hash of a draft's sender, kind, text and attachments, to compare it with a purged envelope."""
     return _hash(str(draft.sender), draft.kind, draft.text, _encode(draft.attachments).decode())
 
 
@@ -146,15 +149,16 @@ _insert_key = t.purged_envelopes.insert()
 
 
 def list_old_envelopes(conn: sa.Connection, *, after: int, before_ms: int) -> list[tuple[int, EnvelopeId]]:
-    """List old done envelopes whose sequence number is after `after`. `purge_envelopes` decides
-    which of them may be purged."""
+    """List done envelopes that were settled before `before_ms`, with sequence numbers above `after`.
+
+    `purge_envelopes` decides which of them may be purged.
+    """
     bounds = {"after": after, "before": before_ms, "limit": SCANNED_PER_BATCH_MAX}
     return [(row.seq, EnvelopeId(row.id)) for row in conn.execute(_old_envelopes, bounds)]
 
 
 def list_purgeable(conn: sa.Connection, ids: Iterable[str], horizon: PurgeHorizon) -> dict[str, Any]:
-    """Return the envelopes that may be purged, with their rows: some of these, and all that must be
-    purged with them."""
+    """Return the rows of those envelopes that may be purged, and of all envelopes that must be purged with them."""
     going: dict[str, Any] = {}
     staying: set[str] = set()
     protected = {conn.execute(_last_event_envelope).scalar()}
@@ -173,7 +177,7 @@ def list_purgeable(conn: sa.Connection, ids: Iterable[str], horizon: PurgeHorizo
 def _collect_group(
     conn: sa.Connection, id_: str, horizon: PurgeHorizon, *, newest: int, protected: set[str | None]
 ) -> dict[str, Any] | None:
-    """Return the envelopes that must be purged together with this one, or None if any of them must stay."""
+    """Return the envelopes that must be purged together with this one, or None if one of them must be kept."""
     group: dict[str, Any] = {}
     todo = [id_]
     while todo:
@@ -194,7 +198,7 @@ def _is_old(conn: sa.Connection, row: Any, horizon: PurgeHorizon) -> bool:
 
 
 def _list_dependent(conn: sa.Connection, row: Any) -> list[str]:
-    """List the envelopes that must be purged before this one or together with it."""
+    """List the envelopes that must be purged before this envelope or together with it."""
     others: list[str] = []
     # The envelopes of one run name one answer, which names only the last of them.
     run = runs.get(conn, row.run) if row.run else None
@@ -213,8 +217,10 @@ def _list_dependent(conn: sa.Connection, row: Any) -> list[str]:
 
 
 def purge_envelopes(conn: sa.Connection, *, ids: Sequence[str], horizon: PurgeHorizon, now_ms: int) -> int:
-    """Delete each of these envelopes that may be purged, and all that must be purged with it.
-    Returns how many envelopes were deleted."""
+    """Delete those of the given envelopes that may be purged, and all envelopes that must be purged with them.
+
+    Returns how many envelopes were deleted.
+    """
     tx = Transaction(conn, now_ms)
     going = list_purgeable(conn, ids, horizon)
     if going:
@@ -267,7 +273,7 @@ def count_events(conn: sa.Connection, *, before_ms: int) -> int:
 
 
 def purge_events(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
-    """Delete some of the oldest events, but never the newest one. Returns how many."""
+    """Delete up to `ROWS_PER_BATCH_MAX` old events, but never the newest event. Returns how many were deleted."""
     tx = Transaction(conn, now_ms)
     oldest = conn.execute(_oldest_events, {"limit": ROWS_PER_BATCH_MAX}).all()
     going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < tx.event_seq]
@@ -300,8 +306,10 @@ def list_old_runs(conn: sa.Connection, *, after: str, before_ms: int) -> list[st
 
 
 def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_ms: int) -> int:
-    """Delete the steps of these ended runs, and the runs whose envelopes were all purged. Returns
-    how many runs lost their steps."""
+    """Delete the steps of ended runs. If all envelopes of a run were purged, also delete the run.
+
+    Returns the number of runs whose steps were deleted.
+    """
     tx = Transaction(conn, now_ms)
     trimmed = 0
     for id_ in ids:
@@ -316,7 +324,7 @@ def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_m
 
 
 def _is_run_purgeable(conn: sa.Connection, id_: str, before_ms: int) -> bool:
-    """Whether all envelopes of a run were purged, and none of its approvals is open or was decided recently."""
+    """Whether all envelopes of a run were purged, and its approvals were all decided long enough ago."""
     run = runs.get(conn, id_)
     if run is None or any(
         conn.execute(_envelope_by_id, {"id": each}).one_or_none() is not None for each in run.envelopes
@@ -362,9 +370,9 @@ def count_expired(conn: sa.Connection, *, before_ms: int) -> dict[str, int]:
 
 
 def purge_expired(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str, int]:
-    """Delete some expired purge keys, stored responses, tokens, notifications and questionnaires.
+    """Delete a limited number of expired purged keys, stored responses, tokens, notifications and questionnaires.
 
-    Returns how many of each were deleted.
+    Returns how many rows of each kind were deleted.
     """
     tx = Transaction(conn, now_ms)
     went: dict[str, int] = {}
@@ -389,7 +397,7 @@ _with_attachments = (
 
 
 def list_attachment_hashes(conn: sa.Connection) -> set[str]:
-    """Return the hashes of all files that envelopes or tool results refer to."""
+    """Return the hashes of all files to which envelopes or tool results refer."""
     named = list_file_hashes(conn)
     after = 0
     while rows := conn.execute(_with_attachments, {"after": after, "limit": ROWS_PER_BATCH_MAX}).all():

@@ -1,3 +1,3 @@
-"""The schema migrations. `HEAD` is the newest revision: alembic is imported only when a store is older."""
+"""The schema migrations. `HEAD` is the newest revision. Alembic is imported only if a store has an older one."""
 
 HEAD = "0015"

@@ -1,4 +1,4 @@
-"""Alembic's entry point: runs all migrations on the given connection, within its transaction."""
+"""Alembic's entry point: runs all migrations on the connection of the caller, in its transaction."""
 
 from __future__ import annotations
 

@@ -56,8 +56,10 @@ def get(conn: sa.Connection, id_: str) -> Notification | None:
 
 
 def find_by_prefix(conn: sa.Connection, person: str, prefix: str) -> list[Notification]:
-    """Return at most two of this person's notifications whose ids have this prefix. The prefix is
-    unambiguous if there is only one."""
+    """Return up to two of this person's notifications whose ids start with this prefix.
+
+    Two notifications mean that the prefix is ambiguous.
+    """
     bounds = {"the_person": person, "low": prefix, "high": prefix + "g"}
     return [_notification_from_row(row) for row in conn.execute(_by_prefix, bounds)]
 
@@ -65,7 +67,7 @@ def find_by_prefix(conn: sa.Connection, person: str, prefix: str) -> list[Notifi
 def list_notifications(
     conn: sa.Connection, person: str, *, limit: int, unread: bool = False, before: Notification | None = None
 ) -> list[Notification]:
-    """List notifications, newest first. To continue a list, pass its last notification as `before`."""
+    """List notifications, newest first. For the next page, pass the last notification of this page as `before`."""
     bounds = {
         "the_person": person,
         "limit": limit,
@@ -80,8 +82,7 @@ def count_unread(conn: sa.Connection, person: str) -> int:
 
 
 def add(tx: Transaction, notification: Notification) -> bool:
-    """Insert a notification. Returns False if it exists already, so that a call repeated after a
-    crash adds no second one."""
+    """Insert a notification. Returns False if one with this id exists, so the call can be repeated after a crash."""
     conn = tx.conn
     if get(conn, notification.id) is not None:
         return False
@@ -106,21 +107,21 @@ def add(tx: Transaction, notification: Notification) -> bool:
 
 
 def mark_read(tx: Transaction, person: str, id_: str | None) -> int:
-    """Mark one notification as read. Without an id, mark all of them. Returns how many were unread."""
+    """Mark one notification as read, or all of them if `id_` is None. Returns how many were unread."""
     if id_ is None:
         return tx.conn.execute(_read_all, {"the_person": person, "now": tx.at_ms}).rowcount
     return tx.conn.execute(_read, {"the_person": person, "the_id": id_, "now": tx.at_ms}).rowcount
 
 
 def delete(tx: Transaction, person: str, id_: str | None) -> int:
-    """Delete one notification. Without an id, delete all of them. Returns how many were deleted."""
+    """Delete one notification, or all of them if `id_` is None. Returns how many were deleted."""
     if id_ is None:
         return tx.conn.execute(_clear_all, {"the_person": person}).rowcount
     return tx.conn.execute(_clear, {"the_person": person, "the_id": id_}).rowcount
 
 
 def emit_change(tx: Transaction, person: str, *, change: str, notification: str | None = None) -> None:
-    """Emit an event to the person that their notifications changed. The event does not contain their text."""
+    """Emit an event that a person's notifications changed. The event does not contain the notification's text."""
     unread = count_unread(tx.conn, person)
     tx.emit(
         EventKind.NOTIFICATION_CHANGED,

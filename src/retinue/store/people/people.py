@@ -35,7 +35,7 @@ def list_all(conn: sa.Connection) -> list[Person]:
 
 
 def list_erased_names(conn: sa.Connection) -> set[str]:
-    """Return the case-folded names that stay reserved because their person was erased."""
+    """Return the names of erased people, case-folded. These names stay reserved."""
     return set(conn.execute(_erased_names).scalars())
 
 

@@ -1,4 +1,4 @@
-"""Store preferences: small JSON values of each person, by key."""
+"""Store the preferences of each person: small JSON values with a key, such as the theme."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _remove = t.preferences.delete().where(_has_key)
 
 
 def get(conn: sa.Connection, person: str, key: str) -> str | None:
-    """Return the value as JSON, or None if it is not set."""
+    """Return the value of a preference as JSON, or None if it is not set."""
     return conn.execute(_get, {"the_person": person, "the_key": key}).scalar()
 
 

@@ -1,4 +1,4 @@
-"""Find the principal to whom a token belongs. Every token is looked up here."""
+"""Find the principal (a person or an agent) that signs in with a token."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _by_hash = (
 
 
 def find_principal(conn: sa.Connection, token_hash: str, *, now_ms: int) -> tuple[Principal, TokenKind] | None:
-    """Return the principal of a token and the kind of token.
+    """Return the principal of a token, and the kind of token.
 
-    Returns None if the token is unknown or invalid, or if its person was erased or its agent
-    removed.
+    Returns None if the token is unknown, expired, revoked or not for signing in. Also returns None
+    if its person was erased or its agent was removed.
     """
     row = conn.execute(_by_hash, {"hash": token_hash, "now": now_ms}).one_or_none()
     if row is None or (kind := TokenKind(row.kind)) not in SIGN_IN_KINDS:

@@ -52,13 +52,13 @@ def token_from_row(row: sa.Row[Any]) -> Token:
 
 
 def find_by_hash(conn: sa.Connection, token_hash: str, *, now_ms: int) -> Token | None:
-    """Return the token with this hash, if it is valid."""
+    """Return the token with this hash, or None if it is unknown, expired or revoked."""
     row = conn.execute(_by_hash, {"hash": token_hash, "now": now_ms}).one_or_none()
     return token_from_row(row) if row else None
 
 
 def is_known(conn: sa.Connection, token_hash: str) -> bool:
-    """Whether a token with this hash is stored, valid or not."""
+    """Whether a token with this hash is stored, even if it is expired or revoked."""
     return conn.execute(_id_by_hash, {"hash": token_hash}).scalar() is not None
 
 

@@ -1,4 +1,4 @@
-"""Store approvals, and list open and past approvals for people."""
+"""Store approvals, and list the open and decided approvals for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from retinue.store.core.row_visibility import PerScope, VisibilityScope, princip
 
 
 class _StoredPermissions(msgspec.Struct):
-    """The permissions of an approval, as stored."""
+    """The permissions in the row of an approval: those of its calls, and those that a grant would add."""
 
     gives: list[str] = []
     would_grant: list[str] = []
@@ -168,7 +168,7 @@ def get(conn: sa.Connection, id_: str) -> Approval | None:
 
 
 def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Approval:
-    """Return the one approval that a short id names."""
+    """Return the only approval whose id starts with this short id."""
     approval = get(conn, find_by_short_id(conn, text, (IdKind.APPROVAL,), seen_by=seen_by)[1])
     assert approval is not None  # found by its id, in the same snapshot
     return approval
@@ -188,13 +188,13 @@ def decide(
     scope: GrantScope | None = None,
     comment: str = "",
 ) -> bool:
-    """Store a decision. Returns False if the approval was no longer open."""
+    """Store the decision on an approval. Returns False if the approval was no longer open."""
     said = {"new_state": state.value, "who": by, "new_scope": scope.value if scope else "", "new_words": comment}
     return conn.execute(_decide, {"the_id": id_, "now": at_ms, **said}).rowcount == 1
 
 
 def release_of_run(conn: sa.Connection, run: str) -> None:
-    """Record that the run no longer waits for its approvals, because it continued without an answer."""
+    """Record that a run no longer waits for its approvals, because it continued without a decision."""
     conn.execute(_release_of_run, {"the_run": run})
 
 
@@ -203,7 +203,7 @@ def close_of_run(conn: sa.Connection, run: str, *, at_ms: int) -> None:
 
 
 def close_in_session(conn: sa.Connection, session: str, *, at_ms: int) -> None:
-    """Close the open approvals of a session, because no run waits for them any more."""
+    """Close the open approvals of a session. No run waits for them any more."""
     conn.execute(_close_in_session, {"the_session": session, "now": at_ms})
 
 
@@ -220,7 +220,7 @@ def list_expired(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approv
 
 
 def list_to_escalate(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
-    """List open approvals that have waited so long that the next person is to be asked."""
+    """List open approvals that have waited so long that the next person must be asked."""
     return [approval_from_row(row) for row in conn.execute(_to_escalate, {"now": now_ms, "limit": limit})]
 
 
@@ -230,13 +230,13 @@ def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escala
 
 
 def next_expiry_or_escalation_ms(conn: sa.Connection) -> int | None:
-    """Return the next time at which an approval expires or escalates, or None if there is none."""
+    """Return the next time at which an open approval expires or is due for escalation, or None if there is none."""
     row = conn.execute(_next_expiry).one()
     return min((ms for ms in row if ms is not None), default=None)
 
 
 def list_open(conn: sa.Connection, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL) -> list[Approval]:
-    """List the open approvals that the principal can see."""
+    """List the open approvals that the caller can see."""
     rows = conn.execute(_visible_open[visibility_scope(seen_by)], {"limit": limit, **principal_parameters(seen_by)})
     return [approval_from_row(row) for row in rows]
 
@@ -275,7 +275,7 @@ _past_page = PerScope(_select_past_page)
 def list_page(
     conn: sa.Connection, *, past: bool, after: KeysetPosition, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> tuple[list[Approval], KeysetPosition | None]:
-    """Return a page of open or past approvals, and the position of the next page or None."""
+    """Return a page of approvals, either open or past, and the position of the next page or None."""
     scope, who = visibility_scope(seen_by), principal_parameters(seen_by)
 
     def window(place: KeysetPosition, width: int, most: int) -> tuple[list[Approval], KeysetPosition | None]:

@@ -1,4 +1,4 @@
-"""Find the agents whose rules also apply to a subagent, because they started it."""
+"""Find the agents that started a subagent. Their rules also apply to the subagent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ NO_TOOLS = ToolRules(allow=())
 
 
 def list_delegating_agents(conn: sa.Connection, lineage: Lineage | None, *, agent: str) -> tuple[Agent, ...]:
-    """List the agents that started `agent` as a subagent, the root first. A removed agent is
-    returned with rules that permit nothing."""
+    """List the agents that started `agent` as a subagent, directly or through other subagents, the root first.
+
+    An agent that was removed is returned with rules that permit nothing.
+    """
     if lineage is None:
         return ()
     names = (name for name in lineage.sent_by if name != agent)
@@ -23,7 +25,7 @@ def list_delegating_agents(conn: sa.Connection, lineage: Lineage | None, *, agen
 
 
 def list_for_session(conn: sa.Connection, session: Session) -> tuple[Agent, ...]:
-    """List the agents whose rules also apply to everything that is done in a session, with or without a run."""
+    """List the agents whose rules also apply in this session, because they started its subagent."""
     if session.origin.kind is not OriginKind.SUBAGENT:
         return ()
     sent = delegations.get(conn, session.origin.key)

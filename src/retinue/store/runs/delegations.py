@@ -1,4 +1,4 @@
-"""Store delegations: work given to another agent, with its state and result."""
+"""Store delegations. A delegation is work given to another agent, with its state and result."""
 
 from __future__ import annotations
 
@@ -174,18 +174,20 @@ def list_awaited(conn: sa.Connection, run: str) -> list[Delegation]:
 
 
 def release_of_run(conn: sa.Connection, run: str) -> None:
-    """Record that this run no longer waits for its delegations. Results that come later arrive as envelopes."""
+    """Record that a run no longer waits for its delegations. Later results arrive as envelopes."""
     conn.execute(_release_of_run, {"the_run": run})
 
 
 def silence_run(conn: sa.Connection, run: str) -> None:
-    """Silence the results of delegations that a stopped run made, so that they start no run."""
+    """Make the results of a stopped run's open delegations start no run. They are stored for the next turn."""
     conn.execute(_silence_run, {"the_run": run})
 
 
 def silence_session(conn: sa.Connection, session: str) -> None:
-    """Silence the results of delegations to a session that was stopped together with its parent, so
-    that they start no run."""
+    """Make the results of a session's open delegations start no run, because the session and its parent were stopped.
+
+    The results are stored for the next turn.
+    """
     conn.execute(_silence_session, {"the_child": session})
 
 
@@ -194,7 +196,7 @@ def release_delegation(conn: sa.Connection, id_: str) -> None:
 
 
 def mark_started(conn: sa.Connection, id_: str, *, run: str, at_ms: int) -> None:
-    """Record the run that works on a delegation."""
+    """Record which run works on a delegation."""
     conn.execute(_mark_started, {"the_id": id_, "the_run": run, "now": at_ms})
 
 
@@ -208,7 +210,7 @@ def end(
     at_ms: int,
     archive_ms: int | None,
 ) -> bool:
-    """End a delegation. If it has already ended, change nothing and return False."""
+    """End a delegation. Returns False, without a change, if it has already ended."""
     values = {"new_state": state.value, "why": because, "the_result": result, "now": at_ms, "archive": archive_ms}
     return conn.execute(_end, {"the_id": id_, **values}).rowcount == 1
 
@@ -232,7 +234,7 @@ def list_into_session(conn: sa.Connection, session: str, *, limit: int) -> list[
 
 
 def get_by_result(conn: sa.Connection, envelope: str) -> Delegation | None:
-    """Return the delegation whose result is this envelope."""
+    """Return the delegation whose result is this envelope, or None."""
     row = conn.execute(_by_result, {"result": envelope}).one_or_none()
     return delegation_from_row(row) if row else None
 
@@ -306,7 +308,7 @@ def list_delegations(
     only_open: bool = False,
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[Delegation]:
-    """List the delegations made by a session, or by all visible sessions, newest first."""
+    """List the delegations made in one session, or in all visible sessions, newest first."""
     which = (
         (_visible_open_of_session if only_open else _visible_of_session)
         if session
@@ -325,7 +327,7 @@ def count_visible_open(conn: sa.Connection, *, seen_by: Principal = SERVER_PRINC
 
 
 def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Delegation:
-    """Return the one delegation that a short id names."""
+    """Return the only delegation whose id starts with this short id."""
     digits = parse_id_prefix(text)
     bounds = {"low": digits, "high": digits + "g", **principal_parameters(seen_by)}
     found = [delegation_from_row(row) for row in conn.execute(_by_id[visibility_scope(seen_by)], bounds)]

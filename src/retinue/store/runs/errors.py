@@ -1,4 +1,4 @@
-"""Errors for a delegation or a subagent that cannot be found."""
+"""Errors for a delegation or a subagent that does not exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from retinue.domain.errors import NotFound
 
 
 class SubagentNotFound(NotFound):
-    """No subagent has this id or a session with this id, or the caller may not see it."""
+    """No subagent, and no session of a subagent, has this id, or the caller may not see it."""
 
     code = "subagent.not_found"
 

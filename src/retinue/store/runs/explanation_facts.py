@@ -1,4 +1,4 @@
-"""Build facts: sentences that each say what happened at one time. An explanation is a list of facts."""
+"""Build the facts of an explanation. A fact is one sentence about what happened at one time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUOTED_CHARS_MAX = 160
 FACTS_MAX = 200
 
 TextPart = str | datetime
-"""A piece of a sentence: text or a time. A time is formatted when it is shown, in the time zone of the reader."""
+"""A part of a sentence: text or a time. A time is formatted when it is displayed, in the time zone of the reader."""
 
 
 class Fact(Struct, frozen=True):
@@ -36,25 +36,25 @@ def build_fact(at_ms: int, *parts: TextPart) -> Fact:
 
 
 def sort_facts(facts: Sequence[Fact]) -> tuple[Fact, ...]:
-    """Sort facts by time, newest last. Facts with the same time keep their order: cause before effect."""
+    """Sort facts by time, newest last. Facts with the same time keep their order."""
     return tuple(sorted(facts, key=lambda each: each.at))
 
 
 def format_address(address: Address) -> str:
-    """Format an address with short ids."""
+    """Format an address for people, with ids shortened."""
     if address.kind is AddressKind.AGENT and address.rest:
         return f"agent:{address.name}/{short_id(address.rest)}"
     return str(address)
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of a text on one line. A period at the end is left out."""
+    """Return the beginning of a text, on one line and without a final period."""
     words = " ".join(text[: 4 * QUOTED_CHARS_MAX].split()).removesuffix(".")
     return words if len(words) <= QUOTED_CHARS_MAX else words[: QUOTED_CHARS_MAX - 1] + "…"
 
 
 def format_duration(ms: int) -> str:
-    """Format a duration for people."""
+    """Format a duration with a unit, such as `2.5 s` or `3 h`."""
     seconds = max(0, ms) / 1000
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds >= 0.1 else f"{max(0, ms)} ms"
@@ -66,5 +66,5 @@ def format_duration(ms: int) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names: `a`, `a and b`, `a, b and c`."""
+    """Join names for a sentence: `a`, `a and b`, `a, b and c`."""
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)

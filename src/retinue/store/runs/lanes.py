@@ -1,7 +1,7 @@
-"""List the lanes that have a run or waiting envelopes, and the channels that have waiting deliveries.
+"""List the lanes that have an open run or waiting envelopes, and the channels that have waiting deliveries.
 
-Lanes are found by skipping from lane to lane in the index of pending envelopes. So a lane with a
-thousand envelopes costs no more than a lane with one.
+The query skips from lane to lane in the index of pending envelopes. So listing a lane takes the
+same time with a thousand envelopes as with one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _count_dead = PerScope(
 
 
 class CurrentStep(Struct, frozen=True):
-    """The step that a run works on now."""
+    """The open step of a run, which the run is working on."""
 
     kind: StepKind
     turn: int
@@ -86,9 +86,9 @@ class CurrentStep(Struct, frozen=True):
 
 
 class LaneStatus(Struct, frozen=True, kw_only=True):
-    """The state of a lane.
+    """The status of a lane, with its open run and its waiting envelopes.
 
-    `envelopes` holds the first waiting envelopes, in order. `count` is the number of all waiting
+    `envelopes` contains the first waiting envelopes, in order. `count` is the number of all waiting
     envelopes, up to `COUNTED_MAX`.
     """
 
@@ -109,7 +109,7 @@ class OutboundQueue(Struct, frozen=True, kw_only=True):
 def list_lanes(
     conn: sa.Connection, *, limit: int, envelopes_limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> tuple[list[LaneStatus], int]:
-    """List lanes, and return how many were left out.
+    """List up to `limit` lanes, and return how many more there are.
 
     Lanes with a running run come first, then those with a suspended run, then all others.
     """
@@ -121,8 +121,7 @@ def list_lanes(
 
 
 def list_channels(conn: sa.Connection, *, limit: int) -> tuple[list[OutboundQueue], int]:
-    """List channels with waiting deliveries, sorted by the earliest due time. Also returns how many
-    channels were left out."""
+    """List up to `limit` channels with waiting deliveries, by earliest due time. Returns how many more there are."""
     waiting: dict[str, list[str]] = {}
     for row in conn.execute(_outbound):
         waiting.setdefault(row.recipient, []).append(row.id)
@@ -132,12 +131,12 @@ def list_channels(conn: sa.Connection, *, limit: int) -> tuple[list[OutboundQueu
 
 
 def count_dead_letters(conn: sa.Connection, *, seen_by: Principal = SERVER_PRINCIPAL) -> int:
-    """Count the visible dead letters, up to `COUNTED_MAX`."""
+    """Count the dead letters that the caller can see, up to `COUNTED_MAX`."""
     return conn.execute(_count_dead[visibility_scope(seen_by)], principal_parameters(seen_by)).scalar_one()
 
 
 def _iterate_keys(conn: sa.Connection, next_key: sa.Select[Any], *, after: str, limit: int) -> Iterator[str]:
-    """Yield up to `limit` keys after `after`, each found by a query for the next key."""
+    """Yield up to `limit` keys after `after`. Each key is found by running the query `next_key` again."""
     for _ in range(limit):
         found = conn.execute(next_key, {"after": after}).scalar()
         if found is None:

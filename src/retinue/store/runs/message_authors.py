@@ -1,4 +1,4 @@
-"""Find the authors of the messages that a run works on, including messages from a channel."""
+"""Find the authors of the messages that a run works on, including messages from channels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ OWNER = address.person_address("owner")
 
 
 def get_author(conn: sa.Connection, run: Run) -> Address | None:
-    """Return the author if all messages of a run are from the owner, or from one person with a
-    linked id. Otherwise None."""
+    """Return the one person who wrote all messages of a run, or None.
+
+    Only the owner and people with a linked platform id are recognized. Silent messages are ignored.
+    """
     # A silent message does not ask for work, so its author does not count.
     asks = [envelope for envelope in list_envelopes(conn, run) if not envelope.silent]
     wrote = {
@@ -36,8 +38,10 @@ def get_author(conn: sa.Connection, run: Run) -> Address | None:
 
 
 def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope]) -> tuple[Address, ...]:
-    """List the authors of messages from a channel. An author is a linked person or, without a link,
-    an address on the connector."""
+    """List the authors of the messages in a batch that came from a channel, without duplicates.
+
+    An author is a linked person or, without a link, an address on the connector.
+    """
     if sender.kind is not AddressKind.CHANNEL:
         return ()
     spoke = (get_speaker(each, connector=sender.name) for each in expand_decisions(conn, batch))
@@ -45,8 +49,11 @@ def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope
 
 
 def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
-    """Return the person who is linked to the sender of a message. If there is no link, return the
-    sender's address, or None if that is not known."""
+    """Return the author of a message from a channel.
+
+    This is the person who is linked to the sender's platform id. Without a link, it is the sender's
+    address on the connector, or None if the sender is not known.
+    """
     if envelope.context.person:
         return address.person_address(envelope.context.person)
     if envelope.context.speaker:
@@ -55,10 +62,10 @@ def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
 
 
 def expand_decisions(conn: sa.Connection, batch: Iterable[Envelope]) -> Iterator[Envelope]:
-    """Yield the envelopes, with decisions replaced.
+    """Yield the envelopes, but replace each decision on an approval.
 
-    A decision is replaced by the envelopes of the run that asked for it, because a late decision
-    continues that run's work.
+    It is replaced by the envelopes of the run that asked for the approval, because the run that
+    reads the decision continues their work.
     """
     waiting, seen = list(batch), set[str]()
     while waiting:
@@ -79,7 +86,7 @@ def list_envelopes(conn: sa.Connection, run: Run) -> list[Envelope]:
 
 
 def get_lineage(conn: sa.Connection, run: Run) -> Lineage:
-    """Return the lineage to store with the delegations of a run. It includes the people who speak in the channel."""
+    """Return the lineage to store with the delegations of a run, including the people who wrote in its channel."""
     if run.lineage is not None:
         return run.lineage
     return replace(run.effective_lineage, speakers=list_speakers(conn, run.sender, list_envelopes(conn, run)))

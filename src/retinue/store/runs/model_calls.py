@@ -1,4 +1,4 @@
-"""The model calls of a run in order, from the table `model_calls`."""
+"""Read the model calls of a run, in the order in which they were made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _of_run = (
 
 
 class RecordedModelCall(Struct, frozen=True, kw_only=True):
-    """One model call. `index` is negative for a summary. `cost_unknown`: `settled_microusd` is not the actual cost."""
+    """A model call of a run, as stored.
+
+    `index` is negative if the call wrote a summary. If `cost_unknown` is true, `settled_microusd`
+    is not the actual cost.
+    """
 
     turn: int
     index: int

@@ -1,4 +1,4 @@
-"""Store the commands that tools started: by which run, how they ended, and whether their session was notified."""
+"""Store the commands that tools started: by which run, how they ended, and whether the session was notified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPEN_STATES = (ProcessState.WATCHED, ProcessState.RUNNING)
 
 
 class CommandProcess(Struct, frozen=True, kw_only=True):
-    """A stored command. `boot` distinguishes its process from a later process with the same pid."""
+    """A stored command. `boot` distinguishes its process from a later one with the same process id."""
 
     id: str
     session: SessionId
@@ -119,7 +119,7 @@ def end_key(id_: str) -> str:
 
 
 def reported_process_id(source: str, key: str) -> str:
-    """Return the id of the command whose end an envelope reports, or "" for any other envelope."""
+    """Return the id of the command whose end this envelope reports, or an empty string for any other envelope."""
     return key.removesuffix(_END_SUFFIX) if source == PROCESS_SOURCE and key.endswith(_END_SUFFIX) else ""
 
 
@@ -151,9 +151,9 @@ def get(conn: sa.Connection, id_: str) -> CommandProcess | None:
 
 
 def move_to_background(conn: sa.Connection, id_: str) -> bool:
-    """Let a watched command continue in the background, so that its session is notified of its end.
+    """Let a command continue in the background. When it ends, its session is notified.
 
-    Returns False if it was no longer watched.
+    Returns False if no run was waiting for the command any more.
     """
     return conn.execute(_move_to_background, {"the_id": id_}).rowcount == 1
 
@@ -161,10 +161,10 @@ def move_to_background(conn: sa.Connection, id_: str) -> bool:
 def end(
     conn: sa.Connection, id_: str, *, exit_code: int | None, because: str, at_ms: int, is_reported: bool = False
 ) -> ProcessState | None:
-    """Store the end of a command. Returns its new state, or None if it had already ended.
+    """Store the end of a command. Returns the command's new state, or None if it had already ended.
 
-    The end of a watched command needs no notification, because its run waits for it. With
-    `is_reported`, the session itself ended the command, so a background command needs none either.
+    If a run waits for the command, its session need not be notified. The same is true with
+    `is_reported`, if the session itself ended the command.
     """
     state = conn.execute(_open_state, {"the_id": id_}).scalar()
     if state is None:
@@ -176,7 +176,7 @@ def end(
 
 
 def mark_untrusted(conn: sa.Connection, id_: str) -> None:
-    """Mark the output of a command as untrusted, because it has received untrusted input."""
+    """Mark the output of a command as untrusted, because untrusted input was sent to the command."""
     conn.execute(_mark_untrusted, {"the_id": id_})
 
 
@@ -185,7 +185,7 @@ def mark_reported(conn: sa.Connection, id_: str) -> bool:
 
 
 def remove(conn: sa.Connection, id_: str) -> bool:
-    """Delete a command that has ended. Returns False if there was none. A running command is not deleted."""
+    """Delete a command that has ended. Returns False if the command is running or does not exist."""
     return conn.execute(_remove, {"the_id": id_}).rowcount == 1
 
 
@@ -195,12 +195,12 @@ def list_of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Co
 
 
 def list_unfinished(conn: sa.Connection, *, limit: int) -> list[CommandProcess]:
-    """List commands that are stored as running, or whose session was not yet notified of their end."""
+    """List commands that are stored as running, or that have ended without their session being notified."""
     return [_process_from_row(row) for row in conn.execute(_unfinished, {"most": limit})]
 
 
 def list_stale(conn: sa.Connection, *, before_ms: int, limit: int) -> list[str]:
-    """List the ids of commands that ended before `before_ms` and need no notification."""
+    """List the ids of commands that ended before `before_ms` and whose session needs no further notification."""
     return [row.id for row in conn.execute(_stale, {"before": before_ms, "most": limit})]
 
 

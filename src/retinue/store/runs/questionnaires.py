@@ -89,8 +89,10 @@ def get(conn: sa.Connection, id_: str) -> Questionnaire | None:
 
 
 def find_by_prefix(conn: sa.Connection, prefix: str, *, seen_by: Principal) -> list[Questionnaire]:
-    """Return at most two visible questionnaires whose ids have this prefix. The prefix is
-    unambiguous if there is only one."""
+    """Return up to two visible questionnaires whose ids start with this prefix.
+
+    Two questionnaires mean that the prefix is ambiguous.
+    """
     scope = visibility_scope(seen_by)
     bounds = {"low": prefix, "high": prefix + "g", **_principal_parameters(scope, seen_by)}
     return [_questionnaire_from_row(row) for row in conn.execute(_by_prefix[scope], bounds)]
@@ -105,7 +107,7 @@ def list_questionnaires(
     only_open: bool = False,
     before: Questionnaire | None = None,
 ) -> list[Questionnaire]:
-    """List questionnaires, newest first. To continue a list, pass its last questionnaire as `before`."""
+    """List questionnaires, newest first. For the next page, pass the last questionnaire of this page as `before`."""
     scope = visibility_scope(seen_by)
     bounds: dict[str, Any] = {
         "limit": limit,
@@ -123,8 +125,7 @@ def count_open(conn: sa.Connection, session: str, *, now_ms: int) -> int:
 
 
 def add(tx: Transaction, questionnaire: Questionnaire) -> bool:
-    """Insert a questionnaire. Returns False if it exists already, so that a call repeated after a
-    crash does not ask twice."""
+    """Insert a questionnaire. Returns False if one with this id exists, so the call can be repeated after a crash."""
     if get(tx.conn, questionnaire.id) is not None:
         return False
     tx.conn.execute(
@@ -160,8 +161,7 @@ def end(
     answers: Mapping[str, QuestionnaireAnswer] | None = None,
     envelope: EnvelopeId | None = None,
 ) -> bool:
-    """End a questionnaire. Returns False if it was no longer open: if two answers arrive at once,
-    only the first counts."""
+    """End a questionnaire. Returns False if it was no longer open. If two answers arrive, only the first one counts."""
     values = {
         "the_id": questionnaire.id,
         "new_state": state.value,
@@ -177,7 +177,10 @@ def end(
 
 
 def _emit_change(tx: Transaction, questionnaire: Questionnaire, state: QuestionnaireState) -> None:
-    """Emit an event to the person and to everyone who can see the session. The event does not contain the text."""
+    """Emit an event about a questionnaire, for its recipient and for everyone who can see its session.
+
+    The event does not contain the questions or answers.
+    """
     tx.emit(
         EventKind.QUESTIONNAIRE_CHANGED,
         session=questionnaire.session,

@@ -1,7 +1,8 @@
-"""Find the run principal, the person on whose behalf a run acts, and check which sessions this person can see.
+"""Find the run principal, and check which sessions the run principal can see.
 
-An agent can see all its sessions. But the tools of a run see only what the run principal can see.
-So a person cannot read data of others through an agent.
+The run principal is the person on whose behalf a run acts. An agent can see all its sessions, but
+the tools of a run see only what the run principal can see. So a person cannot read the data of
+others through an agent.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ ANCESTORS_MAX = 16
 
 
 def get_run_principal(conn: sa.Connection, run: Run) -> Principal | None:
-    """Return the person on whose behalf a run acts. None if the run acts for a schedule, the
-    server, or an agent without a person."""
+    """Return the principal on whose behalf a run acts.
+
+    This is a person, or the channel of an unknown sender. Returns None if the run acts for a
+    schedule, for the server, or for an agent without a person.
+    """
     if _is_from_owner(conn, run):
         return SERVER_PRINCIPAL
     behalf = run.effective_lineage.behalf
@@ -44,15 +48,17 @@ def get_run_principal(conn: sa.Connection, run: Run) -> Principal | None:
 
 
 def _is_from_owner(conn: sa.Connection, run: Run) -> bool:
-    """Whether all messages of the root run are from the owner, whatever channel they came through."""
+    """Whether all messages of the root run are from the owner, even if they came through a channel."""
     began = run if run.lineage is None else runs.get(conn, run.root_run)
     read = [envelopes.get(conn, id_) for id_ in began.envelopes] if began is not None else []
     return bool(read) and all(envelope is not None and envelope.trust is Trust.OWNER for envelope in read)
 
 
 def can_see(conn: sa.Connection, principal: Principal | None, session: Session) -> bool:
-    """Whether a principal can see a session. A channel can see its own sessions. If `principal` is
-    None, every session is visible."""
+    """Whether a principal can see a session. If `principal` is None, all sessions are visible.
+
+    A principal that is a channel can see the sessions of this channel.
+    """
     if principal is None or principal.sees_everything:
         return True
     if principal.address.kind is AddressKind.CHANNEL:
@@ -61,7 +67,11 @@ def can_see(conn: sa.Connection, principal: Principal | None, session: Session) 
 
 
 def is_descendant(conn: sa.Connection, other: Session, session: Session) -> bool:
-    """Whether `other` is `session`, descends from it, or is a session in which `session` writes to another agent."""
+    """Whether `other` is the same session as `session`, or was started from it.
+
+    A session counts as started from it if `session` spawned it, or uses it to write to another
+    agent, directly or through other sessions.
+    """
     ours = str(address.agent_address(session.agent, session.id))
     at: Session | None = other
     for _ in range(ANCESTORS_MAX):

@@ -1,4 +1,7 @@
-"""Find the people behind the envelopes that a run answers, and behind the run that started it."""
+"""Find the requesters of a run: the people for whom it works.
+
+They are found through the envelopes that the run answers, and through the run that started it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from retinue.store.sessions import sessions
 def get_requesters(
     conn: sa.Connection, session: Session, batch: Iterable[Envelope], lineage: Lineage | None
 ) -> tuple[Requester, ...]:
-    """Return the people for whom a run works. The result is empty if only agents or the server are behind the run."""
+    """Return the people for whom a run works. The result is empty if the work comes only from agents or the server."""
     root = _get_root_requesters(conn, lineage) if lineage is not None else ()
     behind = (
         each for envelope in expand_decisions(conn, batch) for each in _requesters_of(conn, session, envelope, lineage)
@@ -34,7 +37,7 @@ def get_requesters(
 
 
 def get_requesters_at(conn: sa.Connection, addresses: Iterable[Address | Requester]) -> tuple[Requester, ...]:
-    """Return the people at these addresses as requesters, without duplicates. A `Requester` is returned unchanged."""
+    """Return the people with these addresses as requesters, without duplicates. A `Requester` is kept as it is."""
     found: dict[Address, Requester] = {}
     for who in addresses:
         if isinstance(who, Requester):
@@ -52,10 +55,10 @@ def get_last_requesters(conn: sa.Connection, session: Session) -> tuple[Requeste
 
 
 def _get_root_requesters(conn: sa.Connection, lineage: Lineage) -> Iterable[Address | Requester]:
-    """Return the people behind the root run of a tree of runs.
+    """Return the people for whom the root run of a lineage works.
 
     If a schedule, an agent or the server wrote to the root run, the people are found through the
-    envelopes of that run.
+    envelopes of the root run.
     """
     if lineage.behalf.kind in (AddressKind.PERSON, AddressKind.CHANNEL):
         return lineage.speakers or (lineage.behalf,)
@@ -96,15 +99,17 @@ def _requesters_of(
 
 
 def _get_run_of_command(conn: sa.Connection, envelope: Envelope) -> Run | None:
-    """Return the run that started the command whose end an envelope reports, or None for any other envelope."""
+    """Return the run that started the command whose end this envelope reports, or None for any other envelope."""
     id_ = processes.reported_process_id(envelope.source, envelope.idempotency_key)
     process = processes.get(conn, id_) if id_ else None
     return runs.get(conn, process.run) if process is not None else None
 
 
 def _last_requesters(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
-    """Yield the people whose messages the latest run of a session answered. If the server or a
-    schedule sent a message, it continues the work of these people."""
+    """Yield the people whose messages the latest run of a session answered.
+
+    A message from the server or a schedule is taken to continue the work of these people.
+    """
     run = runs.get_latest_for_people(conn, session.id)
     batch = list_envelopes(conn, run) if run is not None else []
     if not batch and session.origin.kind is OriginKind.CHAT:  # purged: assume that it came from outside

@@ -1,4 +1,4 @@
-"""Describe what happened in a run in sentences: its start, its steps, its waits and its end."""
+"""Describe in sentences what happened in a run: its start, steps and waits, and its end."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _NEXT_ACTIONS = {
 
 
 def list_run_facts(conn: sa.Connection, run: Run) -> list[Fact]:
-    """List every fact of a run, cause before effect."""
+    """List all facts about a run, each cause before its effect."""
     own = list_own_records(conn, run)
     facts = [*_reset_facts(conn, run), _start_fact(run), *_progress_facts(conn, run), *_turn_facts(conn, run, own)]
     if run.ended_at is not None:
@@ -95,8 +95,10 @@ def list_run_facts(conn: sa.Connection, run: Run) -> list[Fact]:
 
 
 def _reset_facts(conn: sa.Connection, run: Run) -> list[Fact]:
-    """Return the reset with which the run started, if any. It was written in the first commit of
-    the run, before its records."""
+    """Return a fact about the reset of the context at the start of the run, if there was one.
+
+    The reset is stored in the first commit of the run, before the run's records.
+    """
     began = {"first": run.first_seq - RECORDS_BEFORE_START_MAX, "end": run.first_seq, "at": to_ms(run.started_at)}
     return [build_reset_fact(*row) for row in conn.execute(_reset_at_start, {"session": run.session, **began})]
 
@@ -135,7 +137,7 @@ def _end_fact(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
 
 
 def _progress_facts(conn: sa.Connection, run: Run) -> list[Fact]:
-    """List when the run was resumed, and which messages it read while it was running."""
+    """List when the run was resumed, and which messages were added while it was running."""
     facts: list[Fact] = []
     for row in conn.execute(_progress_events, {"run": run.id}):
         body = _body_decoder.decode(row.body) if row.body else {}
@@ -151,7 +153,7 @@ def _progress_facts(conn: sa.Connection, run: Run) -> list[Fact]:
 
 
 def _turn_facts(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
-    """List facts about the records in order, each with its step, and then about steps without a readable record."""
+    """List facts about the run's steps: first those with a readable record, in order, then the others."""
     steps = {(step.turn, step.call_index, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
     asked = {row.id: row for row in conn.execute(_approvals, {"run": run.id})}
     failed = conn.execute(_failed_calls, {"run": run.id}).all()
@@ -211,7 +213,7 @@ def _unrecorded_step_fact(step: sa.Row[Any], because: str) -> Fact:
 
 
 def _failed_call_fact(call: sa.Row[Any]) -> Fact:
-    """Describe a failed model call, its error, and the next action."""
+    """Describe a failed model call: its error, and what was tried next."""
     words = f"{call.failure}: {excerpt(call.error)}" if call.error else call.failure
     next_ = f"; {_NEXT_ACTIONS.get(call.next_action, call.next_action)}" if call.next_action else ""
     turn = f"Turn {call.turn + 1}" if call.turn >= 0 else "Late"
@@ -220,7 +222,7 @@ def _failed_call_fact(call: sa.Row[Any]) -> Fact:
 
 
 def _describe_step(step: sa.Row[Any], because: str) -> str:
-    """Describe a step. `because` is the reason why the call was allowed, from the audit log."""
+    """Describe a step. `because` is the reason why its call was allowed, from the audit log."""
     turn = f"Turn {step.turn + 1}" if step.turn >= 0 else "Late"
     what = step.hash if step.kind == StepKind.MODEL else _call_decoder.decode(step.call).tool if step.call else "a tool"
     attempt = f" (attempt {step.attempt})" if step.attempt > 1 else ""
@@ -244,12 +246,15 @@ def _describe_calls(record: Record) -> str:
 
 
 def _skipped_call_fact(record: Record, result: ToolResult) -> Fact:
-    """Describe a call that was not made: refused, unknown, or skipped. Its result has no step."""
+    """Describe a call that was not made, because it was refused or skipped or its tool is unknown."""
     return build_fact(record.at_ms, f"The call {result.tool} was not made: {excerpt(result.output)}.")
 
 
 def list_approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
-    """List the facts of an approval: the request and the decision. `row` is a row of `approvals`."""
+    """List the facts about an approval: the request and, if there is one, the decision.
+
+    `row` is a row of the table `approvals`.
+    """
     calls = msgspec.json.decode(row.calls, type=tuple[Call, ...])
     tools = join_names([call.tool for call in calls])
     question = envelopes.get(conn, derive_id(row.id, "question"))

@@ -1,6 +1,6 @@
 """Read everything that is stored about a run, to show it to people.
 
-`run_timeline` describes the same in sentences.
+The module `run_timeline` describes the same run in sentences.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TracedStep(Struct, frozen=True):
 
 
 class RunProgressEvent(Struct, frozen=True):
-    """An event in the progress of a run: it was suspended or resumed, or it read further messages."""
+    """An event of a run: it was suspended or resumed, or it read messages that were added later."""
 
     kind: EventKind
     at_ms: int
@@ -81,10 +81,10 @@ class RunProgressEvent(Struct, frozen=True):
 
 
 class StoredRunTrace(Struct, frozen=True, kw_only=True):
-    """Everything stored about a run.
+    """Everything that is stored about a run.
 
-    `allowed` maps the hash of a call to the reason why it was allowed. `refused` maps the hash of
-    the text that replaced a result to the reason why the call was refused.
+    `allowed` maps the hash of a call to the reason why the call was allowed. `refused` maps the
+    hash of the text that was returned in place of a result to the reason why the call was refused.
     """
 
     run: Run
@@ -121,9 +121,9 @@ def load_trace(conn: sa.Connection, run: Run) -> StoredRunTrace:
 
 
 def list_own_records(conn: sa.Connection, run: Run) -> list[Record]:
-    """Return the records of a run.
+    """Return the records of a run, in order.
 
-    The records are contiguous, except that silent messages, which belong to no run, may be between
+    The records are contiguous, except that silent messages, which belong to no run, may lie between
     them.
     """
     found, _ = records.read_range(conn, run.session, first=run.first_seq, last=run.first_seq + RECORDS_READ_MAX - 1)
@@ -137,7 +137,7 @@ def list_own_records(conn: sa.Connection, run: Run) -> list[Record]:
 
 
 def list_tool_calls(conn: sa.Connection, run: str) -> list[tuple[str, int | None]]:
-    """List the tools that a run called, in order, and the duration of each in milliseconds."""
+    """List the tools that a run called, in order, with the duration of each call in milliseconds."""
     taken = [_traced_step(row) for row in conn.execute(_steps, {"run": run})]
     return [
         (each.step.call.tool, each.closed_ms - each.opened_ms if each.closed_ms is not None else None)

@@ -164,7 +164,7 @@ def get(conn: sa.Connection, id_: str) -> Run | None:
 
 
 def list_open_sessions(conn: sa.Connection) -> list[SessionId]:
-    """List the sessions with an open run, including suspended runs."""
+    """List the sessions with a running or suspended run."""
     return [SessionId(row.session) for row in conn.execute(_open_sessions)]
 
 
@@ -176,13 +176,13 @@ def delete_ended(conn: sa.Connection) -> int:
 
 
 def get_open(conn: sa.Connection, session: str) -> Run | None:
-    """Return the run that holds this lane, running or suspended."""
+    """Return the running or suspended run of a session, or None."""
     row = conn.execute(_open_by_session, {"session": session}).one_or_none()
     return run_from_row(row) if row else None
 
 
 def get_latest_for_people(conn: sa.Connection, session: str) -> Run | None:
-    """Return the newest run of a session whose messages came from a person or a channel."""
+    """Return the newest run of a session that was started by a message from a person or a channel."""
     row = conn.execute(_latest_for_people, {"session": session}).one_or_none()
     return run_from_row(row) if row else None
 
@@ -223,23 +223,23 @@ def end(
 
 
 def list_due_suspended(conn: sa.Connection, now_ms: int, *, limit: int) -> list[tuple[SessionId, str, LaneKind]]:
-    """List suspended runs whose wake time has come."""
+    """List the suspended runs whose wake time has come, as (session, agent, lane kind)."""
     rows = conn.execute(_due_suspended, {"now": now_ms, "limit": limit})
     return [(SessionId(r.session), r.agent, LaneKind(r.lane)) for r in rows]
 
 
 def next_wake_ms(conn: sa.Connection, *, after_ms: int) -> int | None:
-    """Return the next wake time after `after_ms`. Runs that are already due are found by `list_due_suspended`."""
+    """Return the next wake time after `after_ms`, or None. For runs that are already due, see `list_due_suspended`."""
     return conn.execute(_next_wake, {"now": after_ms}).scalar()
 
 
 def open_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
-    """Store the intent of a step, before it is performed."""
+    """Store a step before it is performed, so that it is known after a crash."""
     _add_step(conn, step, record_seq=None, opened_ms=at_ms, closed_ms=None)
 
 
 def add_ended_step(conn: sa.Connection, step: Step, *, record_seq: int, begun_ms: int, at_ms: int) -> None:
-    """Insert a step of a read-only call that ended before its intent was stored."""
+    """Insert a step that has already ended. Only read-only calls may run before their step is stored."""
     _add_step(conn, step, record_seq=record_seq, opened_ms=min(begun_ms, at_ms), closed_ms=at_ms)
 
 
@@ -279,7 +279,7 @@ def close_step(conn: sa.Connection, step: Step, *, record_seq: int | None, at_ms
 
 
 def set_step_attempt(conn: sa.Connection, step: Step) -> None:
-    """Store the next attempt of the same step."""
+    """Store the new attempt number of an open step."""
     conn.execute(
         _set_step_attempt,
         {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "new_attempt": step.attempt},
@@ -287,7 +287,7 @@ def set_step_attempt(conn: sa.Connection, step: Step) -> None:
 
 
 def interrupt_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
-    """Mark a step as interrupted: it was started, and its result is unknown."""
+    """Mark an open step as interrupted. It was started, and its result is unknown."""
     conn.execute(_interrupt_step, {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "now": at_ms})
 
 
@@ -322,8 +322,10 @@ _model = _b("model", type_=sa.String)
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """The conditions that select runs for a list. An empty field matches everything. `model` is the
-    provider's name for a model, or provider/name."""
+    """The filters for a list of runs. An empty field matches everything.
+
+    `model` is the name of a model as its provider calls it, or `provider/name`.
+    """
 
     session: str = ""
     agents: Sequence[str] = ()  # only if no session is given
@@ -417,7 +419,7 @@ def _read_window(
     limit: int,
     seen_by: Principal,
 ) -> tuple[list[Run], KeysetPosition | None]:
-    """Read one window of rows from each source (the session, or each agent) and merge the rows."""
+    """Read one window of rows from each source, and merge the rows. A source is a session or an agent."""
     pages, floor = (_of_session, _session_floor) if query.session else (_of_agent, _agent_floor)
     where = {"since": query.since_ms, "until": query.until_ms, "at": after.ms, "id": after.id}
     fits = {
@@ -448,6 +450,6 @@ def _read_window(
 
 
 def count_turns_and_calls(conn: sa.Connection, run: str) -> tuple[int, int]:
-    """Count the turns that a run has started, and its tool calls. Both are 0 once its steps are purged."""
+    """Return the number of turns that a run has started, and of its tool calls. After a purge, both are 0."""
     found = {str(row[0]): int(row[1]) for row in conn.execute(_counts, {"run": run})}
     return found.get(StepKind.MODEL, 0), found.get(StepKind.TOOL, 0)

@@ -1,7 +1,7 @@
 """Report spending by day, agent, model, provider, person, session or run, and how much of each budget is used.
 
-These reports are for people, and run outside the event loop. Tokens that a provider did not report
-are estimates, which no sum includes.
+These reports are for people, and run outside the event loop. Sums of tokens do not include
+estimates, which are stored if a provider did not report the tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.principal import Principal
 from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
-from retinue.store.runs.budgets import SUM_KEY, SUMMED_COLUMNS, TOKEN_KINDS, add_to_sums, sum_where
+from retinue.store.runs.budget_reservations import SUM_KEY, SUMMED_COLUMNS, TOKEN_KINDS, add_to_sums, sum_where
 
 _b = sa.bindparam
 _m, _s = t.model_calls, t.spending
@@ -35,7 +35,7 @@ class SpendGrouping(StrEnum):
 
 
 class SpendQuery(Struct, frozen=True, kw_only=True):
-    """A range of days, both included. An empty name matches everything."""
+    """The filters and grouping of a spending report. Both days are included. An empty name matches everything."""
 
     by: SpendGrouping
     first_day: int
@@ -46,11 +46,11 @@ class SpendQuery(Struct, frozen=True, kw_only=True):
 
 
 class UsageSum(Struct, frozen=True, kw_only=True):
-    """The usage of some model calls. `unknown_microusd` is the part of `cost_microusd` that is not
-    exact: it is an upper limit.
+    """The usage of a group of model calls.
 
-    A call is unknown if it was interrupted, or if its usage was not reported. A call without a
-    known price is unknown too, and counts as 0.
+    `unknown_microusd` is the part of `cost_microusd` that is only an upper limit. It comes from
+    calls that were interrupted, or whose usage was not reported. `unknown_calls` also counts calls
+    without a known price, whose cost is 0.
     """
 
     key: str
@@ -93,8 +93,10 @@ _GROUPS: dict[SpendGrouping, tuple[sa.Column[Any], ...]] = {
 
 
 def _where(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Return SQL conditions for the spending in the given days that the principal can see. A person
-    sees calls on their behalf, an agent sees its own calls."""
+    """Return SQL conditions for the model calls that a report may include.
+
+    A person sees calls on their behalf, an agent sees its own calls, and the owner sees all calls.
+    """
     seen = {
         VisibilityScope.ALL: sa.true(),
         VisibilityScope.PERSON: _m.c.person == _b("my_name"),
@@ -144,10 +146,10 @@ def get_session_usage(conn: sa.Connection, session: str) -> UsageSum:
 
 
 def get_usage(conn: sa.Connection, *, query: SpendQuery, seen_by: Principal) -> SpendReport:
-    """Return the usage by group. Days are in order, and if there are too many, the newest are
-    returned. Other groups are sorted by cost, the highest first.
+    """Return the usage by group. Days are sorted by date, and other groups by cost, highest first.
 
-    The total includes the groups that were left out.
+    If there are more groups than the limit, the newest days or the most expensive groups are
+    returned. The total includes all groups.
     """
     scope, asked = visibility_scope(seen_by), _parameters(query, seen_by)
     found = conn.execute(_rows[query.by][scope], asked | {"limit": query.limit}).all()
@@ -160,7 +162,7 @@ def get_usage(conn: sa.Connection, *, query: SpendQuery, seen_by: Principal) -> 
 def get_daily_usage(
     conn: sa.Connection, *, query: SpendQuery, seen_by: Principal
 ) -> dict[str, list[tuple[int, UsageSum]]]:
-    """Return the usage of each group by day. Only days with usage are included, in no particular order."""
+    """Return the usage of each group by day. Days without usage are left out, and the days are not sorted."""
     found: dict[str, list[tuple[int, UsageSum]]] = {}
     for row in conn.execute(_daily[query.by][visibility_scope(seen_by)], _parameters(query, seen_by)):
         key = _group_name(row, query.by)
@@ -200,7 +202,7 @@ def _group_name(row: Any, by: SpendGrouping) -> str:
 
 
 class SpendAmounts(Struct, frozen=True):
-    """The amount spent in a day or month, and the amount held for calls in progress."""
+    """The amount spent in a day or month, and the amount reserved for model calls in progress."""
 
     settled_microusd: int = 0
     held_microusd: int = 0
@@ -216,8 +218,10 @@ NO_SPEND = SpendAmounts()
 
 
 class SpendByPeriod(Struct, frozen=True):
-    """Spending by subject and period: the key is `("agent", "ada", "day")`, for example. For the
-    instance, the name is empty."""
+    """Spending by subject and period. An example of a key is `("agent", "ada", "day")`.
+
+    For the instance, the name is empty.
+    """
 
     amounts: Mapping[tuple[str, str, str], SpendAmounts]
 
@@ -241,8 +245,10 @@ _of_month = (
 
 
 def get_spend(conn: sa.Connection, days: BudgetPeriod) -> SpendByPeriod:
-    """Return the amounts that daily and monthly budgets are compared with, for all agents, all
-    people and the instance."""
+    """Return what all agents, all people and the instance have spent in the current day and month.
+
+    Daily and monthly budgets are compared with these amounts.
+    """
     amounts: dict[tuple[str, str, str], SpendAmounts] = {}
     asked = {"the_day": days.day, "month_from": days.month_first_day, "month_to": days.month_last_day}
     for row in conn.execute(_of_month, asked):
@@ -262,7 +268,7 @@ _delete_sums = _s.delete().where(_s.c.person == _b("the_person"))
 
 
 def anonymize_person(conn: sa.Connection, person: str) -> None:
-    """Remove the person's name from all spending. The amounts stay."""
+    """Remove a person's name from all stored spending. The amounts are kept."""
     conn.execute(_anonymize_calls, {"the_person": person})
     for row in conn.execute(_sums_of_person, {"person": person}).all():
         key = {name: getattr(row, name) for name in SUM_KEY} | {"person": ""}

@@ -1,4 +1,4 @@
-"""List subagents for people: the subagents that visible sessions started, newest first."""
+"""List subagents for people: those that visible sessions have started, newest first."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def list_open(conn: sa.Connection, session: str, *, limit: int) -> list[Delegati
 
 
 def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Delegation:
-    """Return the one subagent that a short id names. It may be the id of the subagent or of its session."""
+    """Return the only subagent whose id, or whose session's id, starts with this short id."""
     digits, scope = parse_id_prefix(text.rpartition(":")[2]), visibility_scope(seen_by)
     bounds = {"low": digits, "high": digits + "g", **principal_parameters(seen_by)}
     rows = [row for named in (_by_child, _by_id) for row in conn.execute(named[scope], bounds)]

@@ -1,9 +1,9 @@
 """Store schedules and their occurrences.
 
-An occurrence has an envelope that is accepted, pending, and held until the scheduler releases it.
-The commit that ends an occurrence also records its result and creates the next occurrence, strictly
-in the future. So after every commit, an enabled schedule has exactly one open occurrence that the
-scheduler created, and no crash can happen between two of them.
+Each occurrence has an envelope, which is pending and held until the scheduler releases it. The
+commit that ends an occurrence also stores its result, and creates the next occurrence in the
+future. So after every commit, an enabled schedule has exactly one open occurrence that the
+scheduler created, and a crash cannot leave it without one.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ _newest_occurrence = sa.select(_o).where(_o.c.schedule == _b("schedule")).order_
 
 
 class StoredSchedule(Struct, frozen=True):
-    """A stored schedule, without the state of its occurrences."""
+    """A schedule as stored, without its occurrences. `because` is the reason why it is disabled."""
 
     schedule: Schedule
     enabled: bool
@@ -258,8 +258,10 @@ def list_by_prefix(
 
 
 def can_see(principal: Principal, schedule: Schedule) -> bool:
-    """Whether a principal may see and change a schedule. The owner of the schedule and the owner of
-    the instance may."""
+    """Whether a principal may see and change a schedule.
+
+    The owner of the schedule may, and so may the owner of the instance.
+    """
     mine = (principal.address.kind, principal.address.name)
     return principal.sees_everything or (schedule.owner.kind, schedule.owner.name) == mine
 
@@ -272,7 +274,11 @@ def list_schedules(
     before: str = "",
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[StoredSchedule]:
-    """List schedules, newest first. To continue a list, pass the creation time and id of its last schedule."""
+    """List schedules, newest first.
+
+    For the next page, pass the creation time of the last schedule as `until_ms`, and its id as
+    `before`.
+    """
     values = {"until": until_ms, "before": before, "limit": limit, **principal_parameters(seen_by)}
     return [_schedule_from_row(row) for row in conn.execute(_list[visibility_scope(seen_by)], values)]
 
@@ -280,7 +286,7 @@ def list_schedules(
 def list_of_kind(
     conn: sa.Connection, kind: ScheduleKind, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[StoredSchedule]:
-    """List the schedules of one kind. Use this for kinds with few schedules."""
+    """List the schedules of one kind. Use this only for kinds with few schedules, because there are no pages."""
     values = {"kind": kind.value, "limit": limit, **principal_parameters(seen_by)}
     return [_schedule_from_row(row) for row in conn.execute(_list_of_kind[visibility_scope(seen_by)], values)]
 
@@ -288,8 +294,7 @@ def list_of_kind(
 def list_upcoming(
     conn: sa.Connection, *, until_ms: int, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[tuple[StoredSchedule, datetime]]:
-    """List schedules with a waiting occurrence before `until_ms`, each with the time of that
-    occurrence, soonest first."""
+    """List the schedules that will send an envelope before `until_ms`, with the time, soonest first."""
     values = {"until": until_ms, "limit": limit, **principal_parameters(seen_by)}
     return [
         (_schedule_from_row(row), from_ms(row.occurs_ms))
@@ -298,12 +303,12 @@ def list_upcoming(
 
 
 def list_all(conn: sa.Connection, *, after: str = "", limit: int) -> list[StoredSchedule]:
-    """List all schedules by id."""
+    """List all schedules, sorted by id, beginning after the id `after`."""
     return [_schedule_from_row(row) for row in conn.execute(_all, {"after": after, "limit": limit})]
 
 
 def list_of_agent(conn: sa.Connection, agent: str, *, limit: int) -> list[StoredSchedule]:
-    """List the schedules that an agent owns, or that send to it."""
+    """List the schedules that an agent owns, or that send envelopes to it."""
     who = f"agent:{agent}"
     values = {"who": who, "who_from": f"{who}/", "who_to": f"{who}0", "limit": limit}
     return [_schedule_from_row(row) for row in conn.execute(_to_agent, values)]
@@ -314,7 +319,7 @@ def count(conn: sa.Connection) -> int:
 
 
 def count_enabled_to(conn: sa.Connection, recipient: Address, kind: ScheduleKind) -> int:
-    """Count the enabled schedules of a kind for one recipient."""
+    """Count the enabled schedules of one kind that send to this recipient."""
     return conn.execute(_count_to, {"recipient": str(recipient), "kind": kind.value}).scalar_one()
 
 
@@ -323,38 +328,44 @@ def count_of_owner(conn: sa.Connection, owner: Address, kind: ScheduleKind) -> i
 
 
 def get_open_occurrence(conn: sa.Connection, id_: str) -> Occurrence | None:
-    """Return the open occurrence of a schedule that the scheduler created."""
+    """Return the waiting or running occurrence that the scheduler created, or None.
+
+    Occurrences that a person requested are not considered.
+    """
     row = conn.execute(_open_occurrence, {"schedule": id_}).one_or_none()
     return _occurrence_from_row(row) if row else None
 
 
 def get_running_occurrence(conn: sa.Connection, id_: str) -> Occurrence | None:
-    """Return a running occurrence of a schedule, created by the scheduler or by a person."""
+    """Return a running occurrence of a schedule, or None. The scheduler or a person may have created it."""
     row = conn.execute(_running_occurrence, {"schedule": id_}).first()
     return _occurrence_from_row(row) if row else None
 
 
 def get_occurrence_of_envelope(conn: sa.Connection, envelope: str) -> Occurrence | None:
-    """Return the open occurrence to which an envelope belongs."""
+    """Return the open occurrence that sends this envelope, or None."""
     row = conn.execute(_occurrence_by_envelope, {"envelope": envelope}).one_or_none()
     return _occurrence_from_row(row) if row else None
 
 
 def list_due_occurrences(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Occurrence]:
-    """List the due occurrences, earliest first."""
+    """List the waiting occurrences on which the scheduler must act now, earliest first."""
     return [_occurrence_from_row(row) for row in conn.execute(_due, {"now": now_ms, "limit": limit})]
 
 
 def next_clock_ms(conn: sa.Connection) -> int | None:
-    """Return when the scheduler must act on an occurrence next."""
+    """Return the next time at which the scheduler must act on an occurrence, or None if none is waiting."""
     return conn.execute(_next_clock_ms).scalar()
 
 
 def list_history(
     conn: sa.Connection, id_: str, *, limit: int, until_ms: int = 2**62, before: int = 2**62
 ) -> list[Occurrence]:
-    """List the occurrences of a schedule, latest first. To continue a list, pass the time and
-    number of its last occurrence."""
+    """List the occurrences of a schedule, latest first.
+
+    For the next page, pass the time of the last occurrence as `until_ms`, and its number as
+    `before`.
+    """
     values = {"schedule": id_, "until": until_ms, "before": before, "limit": limit}
     return [_occurrence_from_row(row) for row in conn.execute(_history, values)]
 
@@ -382,7 +393,7 @@ def get_status(conn: sa.Connection, stored: StoredSchedule) -> ScheduleStatus:
 def add(
     tx: Transaction, schedule: Schedule, *, zone: ZoneInfo, enabled: bool = True, because: str = ""
 ) -> StoredSchedule:
-    """Insert a schedule with its first occurrence. `zone` is the owner's time zone."""
+    """Insert a schedule, and create its first occurrence if it is enabled. `zone` is the owner's time zone."""
     tx.conn.execute(
         _insert,
         {
@@ -408,8 +419,10 @@ def add(
 def change(
     tx: Transaction, stored: StoredSchedule, schedule: Schedule, *, zone: ZoneInfo, because: str
 ) -> StoredSchedule:
-    """Change the definition of a schedule. The waiting occurrence is withdrawn, and one by the new
-    definition is created."""
+    """Change the definition of a schedule.
+
+    The waiting occurrence is withdrawn, and a new one is created from the new definition.
+    """
     withdraw_occurrence(tx, stored, because=because)
     tx.conn.execute(
         _update,
@@ -429,8 +442,10 @@ def change(
 
 
 def enable(tx: Transaction, stored: StoredSchedule) -> StoredSchedule:
-    """Enable a schedule and create its next occurrence. If it was already enabled, the waiting
-    occurrence is withdrawn first."""
+    """Enable a schedule, and create its next occurrence.
+
+    If the schedule was already enabled, its waiting occurrence is withdrawn first.
+    """
     withdraw_occurrence(tx, stored, because="its schedule was enabled again")
     tx.conn.execute(_set_enabled, {"the_id": stored.id, "on": True, "why": "", "now": tx.at_ms})
     emit_change(tx, stored, change="enabled")
@@ -438,14 +453,16 @@ def enable(tx: Transaction, stored: StoredSchedule) -> StoredSchedule:
 
 
 def disable(tx: Transaction, stored: StoredSchedule, *, because: str) -> StoredSchedule:
-    """Disable a schedule. A waiting occurrence is withdrawn; a running one continues."""
+    """Disable a schedule. Its waiting occurrence is withdrawn, but a running one continues."""
     withdraw_occurrence(tx, stored, because=f"its schedule was disabled: {because}")
     return mark_disabled(tx, stored.id, because=because)
 
 
 def mark_disabled(tx: Transaction, id_: str, *, because: str) -> StoredSchedule:
-    """Mark a schedule as disabled, so that no further occurrences are created. The caller handles
-    the waiting occurrence."""
+    """Mark a schedule as disabled, so that no more occurrences are created.
+
+    The caller must withdraw or end a waiting occurrence.
+    """
     tx.conn.execute(_set_enabled, {"the_id": id_, "on": False, "why": because, "now": tx.at_ms})
     kept = _reload(tx, id_)
     emit_change(tx, kept, change="disabled", because=because)
@@ -453,18 +470,21 @@ def mark_disabled(tx: Transaction, id_: str, *, because: str) -> StoredSchedule:
 
 
 def give_up(tx: Transaction, occurrence: Occurrence, *, because: str) -> None:
-    """Record the occurrences missed after this one as skipped, and disable the schedule, because
-    its recipient no longer exists. The caller ends this occurrence."""
+    """Disable the schedule of this occurrence, because its recipient no longer exists.
+
+    The occurrences that were missed after this one are stored as skipped. The caller ends this
+    occurrence.
+    """
     kept = _reload(tx, occurrence.schedule)
     _record_skipped(tx, kept, _recorded_until(kept, occurrence), from_ms(tx.at_ms), because=because)
     mark_disabled(tx, kept.id, because=because)
 
 
 def delete(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
-    """Delete a schedule with its history. A running occurrence continues.
+    """Delete a schedule and its history. A running occurrence continues.
 
-    If the schedule has a file, its row stays until the file is deleted too. Otherwise the file
-    would restore the schedule.
+    If the schedule has a file, its row is kept until the file is deleted too. Otherwise, the
+    schedule would be restored from the file.
     """
     withdraw_occurrence(tx, stored, because=because)
     for (envelope,) in tx.conn.execute(_waiting_envelopes, {"schedule": stored.id}).all():
@@ -475,12 +495,12 @@ def delete(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
 
 
 def list_deleted(conn: sa.Connection, *, limit: int) -> list[StoredSchedule]:
-    """List deleted schedules that may still have a file."""
+    """List deleted schedules whose file may still exist."""
     return [_schedule_from_row(row) for row in conn.execute(_deleted, {"limit": limit})]
 
 
 def get_heartbeat_text(conn: sa.Connection, id_: str) -> tuple[str, int] | None:
-    """Return the hash of the text that a heartbeat last reported, and when that text was reported."""
+    """Return the hash of the text that a heartbeat last reported, and when it was reported, or None."""
     row = conn.execute(_heartbeat_text, {"id": id_}).one_or_none()
     return (row.heartbeat_hash, row.heartbeat_ms) if row is not None and row.heartbeat_hash is not None else None
 
@@ -490,12 +510,12 @@ def set_heartbeat_text(tx: Transaction, id_: str, text_hash: str) -> None:
 
 
 def remove_row(tx: Transaction, id_: str) -> None:
-    """Delete the row of a deleted schedule whose file was deleted too."""
+    """Delete the row of a deleted schedule, after its file was deleted."""
     tx.conn.execute(_remove, {"the_id": id_})
 
 
 def remove_agent(tx: Transaction, agent: str) -> None:
-    """Delete the schedules that a removed agent owns, and disable those that send to it."""
+    """Delete the schedules that a removed agent owns, and disable those that send envelopes to it."""
     for kept in list_of_agent(tx.conn, agent, limit=SCHEDULES_MAX):
         if kept.schedule.owner == Address(AddressKind.AGENT, agent):
             delete(tx, kept, because=f"{agent} was deleted")
@@ -510,8 +530,10 @@ def delete_of_owner(tx: Transaction, owner: Address, *, because: str) -> None:
 
 
 def apply_owner_zone(tx: Transaction, zone: ZoneInfo, *, after: str = "", limit: int) -> str | None:
-    """Apply the owner's time zone to schedules without a time zone. Returns the last id that was
-    read, or None if there are no more."""
+    """Set the owner's time zone in up to `limit` schedules that have no time zone of their own.
+
+    Returns the last id that was read, to continue after it, or None if there are no more schedules.
+    """
     rows = list(tx.conn.execute(_with_other_zone, {"new_zone": zone.key, "after": after, "limit": limit}))
     for kept in map(_schedule_from_row, rows):
         if kept.schedule.zone is not None:
@@ -561,10 +583,10 @@ def _reload(tx: Transaction, id_: str) -> StoredSchedule:
 
 
 def create_next_occurrence(tx: Transaction, stored: StoredSchedule, *, after: datetime | None = None) -> StoredSchedule:
-    """Create the next occurrence: strictly in the future, and after `after`.
+    """Create the next occurrence of a schedule: strictly in the future, and later than `after`.
 
-    If the schedule has no further occurrence, it is disabled, with the reason. If an occurrence is
-    open, nothing is created, because its end creates the next one.
+    If the schedule has no further occurrence, it is disabled, with the reason. If the schedule has
+    an open occurrence, nothing is created, because the end of that occurrence creates the next one.
     """
     if get_open_occurrence(tx.conn, stored.id) is not None:
         return stored
@@ -581,10 +603,10 @@ def create_next_occurrence(tx: Transaction, stored: StoredSchedule, *, after: da
 def create_manual_occurrence(
     tx: Transaction, stored: StoredSchedule, *, is_forced: bool, text: str | None = None
 ) -> Occurrence:
-    """Create an occurrence for now, in addition to the one that the scheduler created. `text`
-    replaces the text of the schedule.
+    """Create an occurrence that is due now, in addition to the one that the scheduler created.
 
-    For a heartbeat, `text` contains the ids of the requested tasks, or is empty for all tasks.
+    `text` replaces the text of the schedule. For a heartbeat, `text` contains the ids of the
+    requested tasks, or is empty for all tasks.
     """
     by = OccurrenceCause.FORCE if is_forced else OccurrenceCause.MANUAL
     if stored.schedule.heartbeat is not None:
@@ -595,8 +617,10 @@ def create_manual_occurrence(
 
 
 def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[str, ...]:
-    """Return the heartbeat tasks that a person requested. Their ids are the text of the envelope
-    until it is released."""
+    """Return the ids of the heartbeat tasks that a person requested.
+
+    Until the envelope of the occurrence is released, its text is these ids.
+    """
     if occurrence.cause is OccurrenceCause.CLOCK or occurrence.envelope is None:
         return ()
     held = envelopes.get(conn, occurrence.envelope)
@@ -604,7 +628,7 @@ def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[st
 
 
 def record_manual_skip(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
-    """Record that a person requested an occurrence for now, and that it did not run."""
+    """Record that a person requested an occurrence for now, but that it was skipped."""
     at = from_ms(tx.at_ms)
     _insert_next(
         tx,
@@ -669,7 +693,7 @@ def _context(schedule: Schedule) -> EnvelopeContext:
 
 
 def _get_newest(conn: sa.Connection, id_: str) -> tuple[int, int | None]:
-    """Return the number of the newest occurrence, and when the schedule last ran."""
+    """Return the number of a schedule's newest occurrence, and when the schedule last ran."""
     row = conn.execute(_newest_occurrence, {"schedule": id_}).first()
     if row is None:
         return 0, None
@@ -679,8 +703,8 @@ def _get_newest(conn: sa.Connection, id_: str) -> tuple[int, int | None]:
 def _insert_next(tx: Transaction, occurrence: Occurrence, *, clock_ms: int | None = None) -> Occurrence:
     """Insert an occurrence with the next number.
 
-    The row of the schedule is not changed, so that commit listeners of the table `schedules` are
-    not called.
+    The row of the schedule does not change, so commit listeners of the table `schedules` are not
+    called.
     """
     newest, last_run_ms = _get_newest(tx.conn, occurrence.schedule)
     occurrence = msgspec.structs.replace(occurrence, seq=newest + 1)
@@ -710,27 +734,30 @@ def _insert_next(tx: Transaction, occurrence: Occurrence, *, clock_ms: int | Non
 
 
 def mark_gate_running(tx: Transaction, occurrence: Occurrence) -> None:
-    """Record that the gate of an occurrence is running. Until the gate ends, the scheduler does not
-    act on the occurrence."""
+    """Record that the gate of an occurrence, a command that decides whether it runs, has started.
+
+    The scheduler does not act on the occurrence until the gate has ended.
+    """
     tx.conn.execute(_mark_gate_running, {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq})
 
 
 def reset_gates(conn: sa.Connection) -> None:
-    """Make the scheduler run interrupted gates again. Called when the server starts."""
+    """Make the scheduler run the gates again that a stop of the server interrupted. Called when the server starts."""
     conn.execute(_reset_gates)
 
 
 def mark_started(tx: Transaction, occurrence: Occurrence) -> None:
-    """Record that the occurrence runs: its envelope is sent."""
+    """Record that an occurrence is running. Its envelope is released in the same transaction."""
     tx.conn.execute(_mark_started, {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq, "now": tx.at_ms})
 
 
 def withdraw_occurrence(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
-    """Withdraw the waiting occurrence, before a schedule is changed.
+    """Withdraw the open occurrence of a schedule, before the schedule is changed.
 
-    An occurrence in the future is deleted; only its cancelled envelope remains. A due occurrence is
-    skipped, and so are those missed after it. If the occurrence is running, it continues, and those
-    missed since then are recorded according to the old definition.
+    If the occurrence is in the future, it is deleted, and its envelope is cancelled. If it is due,
+    it is stored as skipped, and so are the occurrences missed after it. If it is running, it
+    continues, and the occurrences missed since it started are stored as skipped, by the old
+    definition.
     """
     occurrence = get_open_occurrence(tx.conn, stored.id)
     if occurrence is None:
@@ -754,7 +781,7 @@ def _cancel_envelope(tx: Transaction, envelope: str, because: str) -> None:
 
 
 def record_outcomes(tx: Transaction, ids: Iterable[str], outcome: Outcome, *, because: str) -> None:
-    """Record the results of occurrences whose envelopes have ended, and create the next occurrences."""
+    """Store the results of the occurrences whose envelopes have ended, and create the next occurrences."""
     for id_ in ids:
         occurrence = get_occurrence_of_envelope(tx.conn, id_)
         if occurrence is not None:
@@ -791,7 +818,7 @@ def _end_occurrence(tx: Transaction, occurrence: Occurrence, state: OccurrenceSt
 def _continue_schedule(
     tx: Transaction, stored: StoredSchedule, occurrence: Occurrence, *, has_run: bool, because: str
 ) -> None:
-    """Record missed occurrences as skipped, with the reason, and create the next occurrence."""
+    """Store the occurrences missed until now as skipped, with the reason, and create the next occurrence."""
     if not has_run:
         _record_skipped(tx, stored, _recorded_until(stored, occurrence), from_ms(tx.at_ms), because=because)
     elif stored.enabled:
@@ -801,7 +828,7 @@ def _continue_schedule(
 
 
 def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence) -> None:
-    """Record the occurrences missed while this one waited for the server, and while it ran."""
+    """Store the occurrences as skipped that were missed while this one waited for the server and while it ran."""
     known, begun, now = _recorded_until(stored, occurrence), occurrence.started_at or occurrence.at, from_ms(tx.at_ms)
     if known < begun:
         _record_skipped(tx, stored, known, begun, because=TOO_LATE)
@@ -809,13 +836,15 @@ def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: O
 
 
 def _recorded_until(stored: StoredSchedule, occurrence: Occurrence) -> datetime:
-    """Return the time up to which missed occurrences are recorded: this occurrence, or a later
-    change of the schedule."""
+    """Return the time up to which missed occurrences are already stored.
+
+    This is the time of this occurrence or, if later, of the last change of the schedule.
+    """
     return max(occurrence.at, from_ms(stored.updated_ms))
 
 
 def _record_skipped(tx: Transaction, stored: StoredSchedule, since: datetime, until: datetime, *, because: str) -> None:
-    """Record the occurrences after `since`, up to and including `until`, as skipped. They share one row."""
+    """Store the occurrences after `since`, up to and including `until`, as skipped. All of them share one row."""
     when, zone = stored.schedule.when, stored.zone_info
     first = next_occurrence(when, since, zone)
     if first is None or first > until:

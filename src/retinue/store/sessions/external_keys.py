@@ -1,4 +1,4 @@
-"""Store the ids that external agents use for their sessions. Each id names one session, even if that is deleted."""
+"""Store the session ids that external agents chose. Each id is assigned to one session, even after it is deleted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def get(conn: sa.Connection, key: str) -> SessionId | None:
 
 
 def find_session(conn: sa.Connection, key: str) -> Session | None:
-    """Return the session with this id. If there is none, return the session to which this key is assigned."""
+    """Return the session with this id. If there is none, return the session to which this external id is assigned."""
     if (session := sessions.get(conn, key)) is not None:
         return session
     chosen = get(conn, key)
@@ -35,6 +35,6 @@ def get_key(conn: sa.Connection, session: str) -> str | None:
 
 
 def set_key(conn: sa.Connection, key: str, session: SessionId) -> None:
-    """Assign the key to this session, replacing an earlier assignment."""
+    """Assign an external id to this session. An earlier assignment of the id is replaced."""
     conn.execute(_delete, {"the_key": key})
     conn.execute(_insert, {"key": key, "session": session})

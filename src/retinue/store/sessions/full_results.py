@@ -1,4 +1,4 @@
-"""Find the full output of a truncated tool result, and the session in which it may be read."""
+"""Find the full output of a tool result that was truncated."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _with_files = (
 
 
 def find_by_hash(conn: sa.Connection, session: SessionId, prefix: str) -> ToolResult | None:
-    """Return the result in this session whose full output has a hash with this prefix.
+    """Find the tool result of this session whose full output has a hash that starts with `prefix`.
 
-    If there is more than one, returns one with the lowest trust. `prefix` must contain only hex
-    digits.
+    If several results match, an untrusted one is preferred, then the newest. Returns None if none
+    matches. `prefix` must contain only hex digits.
     """
     row = conn.execute(_by_prefix, {"the_session": session, "named": f'%"whole":"{prefix}%'}).first()
     result = _decode_result(row.kind, row.body) if row is not None else None
@@ -52,7 +52,7 @@ def find_by_hash(conn: sa.Connection, session: SessionId, prefix: str) -> ToolRe
 
 
 def list_file_hashes(conn: sa.Connection) -> set[str]:
-    """Return the hashes of all files that tool results refer to: full outputs and attachments."""
+    """Return the hashes of all files that tool results refer to, which are full outputs and attachments."""
     named: set[str] = set()
     session, seq = "", 0
     while rows := conn.execute(_with_files, {"session": session, "seq": seq}).all():

@@ -1,9 +1,8 @@
-"""Store the records of imported sessions. If an export would write a record differently, its line
-from the import file is stored too.
+"""Store the records of imported sessions, so that an export writes the same lines that were imported.
 
-The line is stored in the body of the record, next to the decoded content, so both are deleted
-together. Readers of the record do not see it. The first record of an imported session also holds
-the other two files of the import.
+If an export would write a record differently, the record's line from the import file is stored too.
+It is stored in the body of the record, so both are deleted together. Other code that reads the
+record does not see the line. The first record also contains the other two files of the import.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _ImportFields(msgspec.Struct):
-    """The fields that the body of an imported record may contain in addition to the record."""
+    """Fields that the stored body of an imported record may have in addition to the fields of the record."""
 
     line: str | None = None
     opening: ImportedFiles | None = None
 
 
 class ImportedFiles(msgspec.Struct):
-    """The two other files of an imported session, and the length of its history when it was imported."""
+    """The other two files of an imported session, and the number of its records at the time of the import."""
 
     descriptor: str
     state: str
@@ -49,15 +48,17 @@ _import_fields_decoder = msgspec.json.Decoder(_ImportFields)
 
 
 class ImportedRecord(Struct, frozen=True):
-    """A record of an imported session. `line` is its line from the import file, if an export would
-    write a different one."""
+    """A record of an imported session.
+
+    `line` is its line in the import file. It is None if an export would write the same line anyway.
+    """
 
     record: Record
     line: str | None = None
 
 
 def add(conn: sa.Connection, imported: Sequence[ImportedRecord], *, files: ImportedFiles) -> None:
-    """Insert the records of an imported session. The first record is its start marker."""
+    """Insert the records of an imported session. The first record must be the start marker."""
     conn.execute(
         _insert,
         [
@@ -99,7 +100,7 @@ def read(
 
 
 def get_imported_files(conn: sa.Connection, session: str) -> ImportedFiles | None:
-    """Return the files of an imported session. None for a session that was not imported."""
+    """Return the other two files of an imported session, or None if the session was not imported."""
     body = conn.execute(_first, {"session": session}).scalar()
     if body is None or '"opening":' not in body:
         return None

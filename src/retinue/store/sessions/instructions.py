@@ -1,4 +1,4 @@
-"""Store the latest system prompt of each session, and the files with which its context started."""
+"""Store the latest system prompt of each session, and a snapshot of the files that its context started with."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _delete = t.instructions.delete().where(_i.session == _b("the_session"))
 
 
 class StoredInstructions(NamedTuple):
-    """The stored system prompt of a session. `context_key` differs between the contexts of a
-    session. `snapshot` and `parts` are JSON."""
+    """The stored system prompt of a session. `snapshot` and `parts` are JSON.
+
+    `context_key` identifies the context of the session to which the prompt belongs.
+    """
 
     context_key: str
     snapshot: str

@@ -1,8 +1,8 @@
-"""Store chunks: copies of many records in one row, so that a long session loads fast.
+"""Store record chunks: copies of many records in one row, so that long sessions load fast.
 
-A chunk is built from its records in the commit that adds the first record of the next chunk. If a
-chunk is missing or unreadable, the records are read instead. Code that changes a record must delete
-the chunks of its session.
+A chunk is built from its records in the commit that adds the first record after it. If a chunk is
+missing or unreadable, its records are read instead. Code that changes a record must delete the
+chunks of the session.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _tails_decoder = msgspec.msgpack.Decoder(list[str])
 
 
 class RecordChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """The records of a chunk, by column.
+    """The records of a chunk, stored by column.
 
-    A plain body is divided: its text is in `texts`, and the rest is in `tails`, compressed.
-    `others` holds all other bodies, by index.
+    A plain body is split: its text is in `texts`, and the rest of its JSON is in `tails`,
+    compressed. `others` contains all other bodies, by index.
     """
 
     kinds: list[RecordKind]
@@ -65,7 +65,7 @@ class RecordChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
 
 
 class _BodyTails:
-    """The part of each plain body after its text. It is decompressed on first use."""
+    """The JSON that follows the text in each plain body of a chunk. It is decompressed when it is first needed."""
 
     def __init__(self, first: int, packed: bytes) -> None:
         self._first = first
@@ -84,7 +84,7 @@ _DECODE_ERRORS = (LookupError, ValueError, TypeError, OverflowError, msgspec.Msg
 
 
 def write_chunk(conn: sa.Connection, session: SessionId, *, next_seq: int) -> None:
-    """Build the chunk of the records before `next_seq`, and delete chunks before the context."""
+    """Build the chunk of the records before `next_seq`, and delete chunks with records before the context."""
     number = next_seq // CHUNK_RECORDS - 1
     first, last = _bounds(number)
     rows = conn.execute(_select_records, {"session": session, "first": first, "last": last}).all()
@@ -99,7 +99,10 @@ def write_chunk(conn: sa.Connection, session: SessionId, *, next_seq: int) -> No
 
 
 def read_chunks(conn: sa.Connection, session: str, *, first: int, last: int) -> Iterator[tuple[int, Sequence[Record]]]:
-    """Yield the chunks that lie within `first` to `last`, each with the sequence number of its first record."""
+    """Yield the records of each chunk between `first` and `last`, with the sequence number of its first record.
+
+    Chunks that are only partly in this range are left out.
+    """
     wanted = {"first": -(-first // CHUNK_RECORDS) if first > 1 else 0, "last": (last + 1) // CHUNK_RECORDS - 1}
     if wanted["first"] > wanted["last"]:
         return
@@ -117,13 +120,15 @@ def delete_chunks(conn: sa.Connection, session: str) -> None:
 
 
 def _bounds(number: int) -> tuple[int, int]:
-    """Return the first and the last sequence number of a chunk. There is no record 0, so the first
-    chunk begins with 1."""
+    """Return the first and the last sequence number of a chunk.
+
+    The first chunk begins with 1, because there is no record 0.
+    """
     return max(number * CHUNK_RECORDS, 1), (number + 1) * CHUNK_RECORDS - 1
 
 
 def _body_prefix(text: str) -> str:
-    """Return the beginning of a plain body as it is stored."""
+    """Return the stored JSON of a plain body up to the end of its text."""
     return '{"text":' + _json(text).decode()
 
 
@@ -152,9 +157,9 @@ def _build_chunk(rows: Sequence[Any], first: int, last: int) -> RecordChunk:
 
 
 def _split_body(kind: str, body: str) -> tuple[str, str]:
-    """Split a plain body into its text and the rest after the text.
+    """Split the JSON of a plain body into its text, decoded, and the JSON after the text.
 
-    Returns two empty strings for any other body.
+    Returns two empty strings if the body is not plain.
     """
     if kind not in PLAIN_KINDS:
         return "", ""
@@ -167,7 +172,7 @@ def _split_body(kind: str, body: str) -> tuple[str, str]:
 
 
 def _build_records(session: str, chunk: RecordChunk, first: int, last: int) -> Sequence[Record]:
-    """Build the records column by column, so that no Python statement runs per record."""
+    """Build the records of a chunk column by column, which is faster than a Python loop over the records."""
     at_ms = chunk.at_ms
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
         raise ValueError("milliseconds out of range")

@@ -1,4 +1,4 @@
-"""Encode the bodies of records, and decode fast those that contain only plain text."""
+"""Encode the bodies of records, and decode them. Bodies that contain only plain text are decoded faster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def decode_body(kind: str, body: str) -> RecordBody:
 
 
 class _StoredUsage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
-    """The stored form of `Usage`."""
+    """The stored form of `Usage`. It does not accept unknown fields."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -51,10 +51,11 @@ class _StoredUsage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=
 
 
 class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The stored form of a `UserTurn` or `Reply` with only plain text. It is strict, so that no
-    other body decodes as a plain body.
+    """The stored form of a `UserTurn` or `Reply` that contains only plain text.
 
-    It decodes in half the time. The actual body is built from it on first use.
+    Decoding it takes half the time; the complete body is built from it when it is first needed. It
+    accepts no unknown fields or other values, so that a body of any other form is not decoded as a
+    plain body.
     """
 
     text: Annotated[str, msgspec.Meta(min_length=1)]

@@ -1,5 +1,7 @@
 """Store the records of sessions. Each record is written in the same commit as what it describes.
-Damaged records are skipped when read, and reported."""
+
+Damaged records do not prevent other records from being read. They are returned separately.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ _all = (
 
 
 class DamagedRecord(Struct, frozen=True):
-    """A record that cannot be decoded."""
+    """A record that cannot be decoded, and the reason."""
 
     session: SessionId
     seq: int
@@ -88,8 +90,7 @@ def add(conn: sa.Connection, records: Sequence[Record]) -> None:
 
 
 def read_range(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[DamagedRecord]]:
-    """Return the records from `first` to `last`, and the damaged ones among them. A damaged record
-    does not hide its neighbors."""
+    """Return the records from `first` to `last` that can be decoded, and those that cannot."""
     found: list[Record] = []
     damaged: list[DamagedRecord] = []
     for begins, chapter in record_chunks.read_chunks(conn, session, first=first, last=last):
@@ -117,9 +118,9 @@ def _read_rows(
 
 
 def _decode_plain_rows(session: str, rows: Sequence[Any]) -> Iterable[Record]:
-    """Decode rows whose bodies are plain text. Raises if a body is not plain text, or if a row is damaged.
+    """Decode rows with plain bodies. Raises an error if a row is damaged or has another body.
 
-    Works column by column, so that no Python statement runs per row.
+    The rows are decoded column by column, which is faster than a Python loop over the rows.
     """
     seqs, kinds, bodies, runs, trusts, at_ms = zip(*rows, strict=True)
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
@@ -142,7 +143,7 @@ def _decode_each(session: str, rows: Iterable[Any], found: list[Record], damaged
 
 
 def record_from_row(session: str, seq: int, kind: str, body: str, run: str | None, trust: str, at_ms: int) -> Record:
-    """Decode a row of `records`. Raises if it is damaged."""
+    """Decode a row of the table `records`. Raises an error if the row is damaged."""
     # After a restart, thousands of these calls delay the first answer. So each lookup is done only once, and `_make`
     # takes half the time of a call with keywords.
     kind_, decode = _KINDS[kind]
@@ -156,7 +157,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def list_damaged(conn: sa.Connection) -> list[DamagedRecord]:
-    """List all records of the instance that cannot be decoded."""
+    """List the records of all sessions that cannot be decoded."""
     found: list[DamagedRecord] = []
     for row in conn.execute(_all):
         try:
@@ -167,7 +168,7 @@ def list_damaged(conn: sa.Connection) -> list[DamagedRecord]:
 
 
 def list_owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -> list[Record]:
-    """List the latest messages of the owner between the last reset and the record `before`, oldest first."""
+    """List the owner's latest messages since the last reset, before the record `before`, oldest first."""
     begun = conn.execute(_context_start, {"session": session, "before": before}).scalar() or 0
     rows = conn.execute(_owner_turns, {"session": session, "after": begun, "before": before, "limit": limit})
     found: list[Record] = []
@@ -180,7 +181,7 @@ def list_owner_turns(conn: sa.Connection, session: str, *, before: int, limit: i
 
 
 def context_start_seq(conn: sa.Connection, session: str, *, before: int) -> int:
-    """Return the sequence number of the marker record that starts the context of the record `before`."""
+    """Return the sequence number of the last start or reset marker before the record `before`."""
     return conn.execute(_context_start, {"session": session, "before": before}).scalar() or 1
 
 

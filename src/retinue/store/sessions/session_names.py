@@ -1,4 +1,4 @@
-"""Find a session by a name that an agent uses: an id, an address, or a session key."""
+"""Find the session that an agent refers to by an id, an address, a session key or a label."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNER = "owner"
 
 
 def session_key(session: Session) -> str:
-    """Return the session key of a session if it has one, and its address otherwise."""
+    """Return the session key of a session. If it has none, return its address."""
     origin = session.origin
     match origin.kind:
         case OriginKind.SUBAGENT:
@@ -30,16 +30,17 @@ def session_key(session: Session) -> str:
 
 
 def find_session(conn: sa.Connection, text: str, *, agent: str, principal: Principal | None) -> Session | None:
-    """Return the session that `agent` means by this text. None if there is no such session or it is deleted.
+    """Return the session that `agent` refers to, or None if there is none or it was deleted.
 
-    The text `main` means the latest conversation of `principal`.
+    `text` may be an id, an address or a session key. `main` is the latest conversation with
+    `principal`.
     """
     found = _find_any(conn, text.strip(), agent, principal)
     return found if found is not None and found.deleted_at is None else None
 
 
 def find_by_label(conn: sa.Connection, label: str, *, agent: str) -> Session | None:
-    """Return the agent's session with this name."""
+    """Return the agent's session with this label, which is the session's name, or None."""
     known = agents.find(conn, agent)
     found = sessions.find_by_name(conn, known.name, label.strip()) if known is not None else None
     return sessions.get(conn, found) if found is not None else None
@@ -99,7 +100,7 @@ def _find_by_prefix(conn: sa.Connection, agent: str, digits: str) -> Session | N
 
 
 def _find_main(conn: sa.Connection, agent: str, principal: Principal | None) -> Session | None:
-    """Return the agent's latest conversation with this person, or with the owner if the principal is not a person."""
+    """Return the agent's latest conversation with this person. If the principal is not a person, use the owner."""
     person = (
         principal.address
         if principal is not None and principal.address.kind is AddressKind.PERSON

@@ -1,4 +1,4 @@
-"""Store with whom sessions are shared. `core/row_visibility` decides what a share allows."""
+"""Store with whom sessions are shared. What these people can see is defined in `core/row_visibility`."""
 
 from __future__ import annotations
 

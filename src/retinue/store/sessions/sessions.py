@@ -1,4 +1,4 @@
-"""Store sessions. Every write of a run calls `update_fenced`, which fails if another worker has claimed the session."""
+"""Store sessions. Every commit of a run calls `update_fenced`, which fails if the session was claimed again since."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ _all_ids = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order
 
 
 class SessionListPosition(Struct, frozen=True):
-    """Keyset position: resume after the session with this pin time, update time and id."""
+    """Keyset position: resume after (pin time, update time, id)."""
 
     pinned_ms: int = 2**62
     updated_ms: int = 2**62
@@ -307,7 +307,7 @@ def get(conn: sa.Connection, id_: str) -> Session | None:
 
 
 def find_id_by_prefix(conn: sa.Connection, agent: str, digits: str) -> SessionId | None:
-    """Return the id of the agent's only session with this prefix. None if there is none or more than one."""
+    """Return the id of the agent's only session with this id prefix, or None if there is none or more than one."""
     found = conn.execute(_by_prefix, {"low": digits, "high": digits + "g", "agent": agent}).all()
     return SessionId(found[0].id) if len(found) == 1 else None
 
@@ -318,7 +318,10 @@ def get_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | 
 
 
 def get_latest_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
-    """Return the agent's latest updated session with this origin, or with an origin below it."""
+    """Return the agent's most recently updated session with this origin, or with an origin below it.
+
+    An origin is below another one if its key continues the other key after a `/`.
+    """
     below = {"below": f"{origin.key}/", "beyond": f"{origin.key}0"}  # `0` comes right after `/`
     row = conn.execute(
         _latest_by_origin, {"agent": agent, "kind": origin.kind.value, "key": origin.key, **below}
@@ -339,8 +342,8 @@ def start(
 ) -> None:
     """Insert a session with its start marker, and emit an event.
 
-    A name that is not `unique` is only shown. More than one session may have it, and no session is
-    found by it.
+    If `unique` is false, the name is only displayed: other sessions may have the same name, and the
+    session cannot be found by it.
     """
     add(
         tx.conn,
@@ -369,7 +372,7 @@ def add(
     attributes: Mapping[str, Any] | None = None,
     chat_type: ChatType | None = None,
 ) -> None:
-    """Insert a session. The caller adds its first record (the start marker) in the same transaction."""
+    """Insert a session. In the same transaction, the caller must add its first record, the start marker."""
     conn.execute(
         _insert,
         {
@@ -419,10 +422,10 @@ def update_fenced(
     snippet: str | None = None,
     active_ms: int | None = None,
 ) -> None:
-    """Update the session if its epoch is unchanged. Otherwise raise `StaleEpoch`. This is the first
-    write of every commit of a run.
+    """Update a session if its epoch is unchanged. Otherwise raise `StaleEpoch`.
 
-    Pass `active_ms` if the commit counts as activity: see policy/limits/reset_policy.
+    This is the first write in every commit of a run. Pass `active_ms` if the commit counts as
+    activity; see policy/limits/reset_policy.
     """
     values = {
         "the_id": id_,
@@ -441,20 +444,22 @@ def update_fenced(
 
 
 def update_step_fenced(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
-    """Do the same as `update_fenced`, for a commit in the middle of a run. The column `activity` is
-    not written, because it does not change there."""
+    """Update a session like `update_fenced`, for a commit in the middle of a run.
+
+    The column `activity` is not written, because it does not change there.
+    """
     values = {"the_id": id_, "the_epoch": epoch, "seq": record_seq, "now": at_ms}
     if conn.execute(_update_step_fenced, values).rowcount != 1:
         raise StaleEpoch(id_, epoch)
 
 
 def reset_context(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
-    """Start the context at the marker record `seq`. Clients that show the older context must load it again."""
+    """Make the context start at the marker record `seq`. Clients that show the old context must load it again."""
     conn.execute(_reset_context, {"the_id": id_, "seq": seq, "now": at_ms})
 
 
 def request_reset(conn: sa.Connection, id_: str, reasons: str) -> None:
-    """Make the next run reset the context, for these reasons. The current run is not affected."""
+    """Store that the next run must reset the context, with the reasons. The current run is not affected."""
     conn.execute(_request_reset, {"the_id": id_, "reasons": reasons})
 
 
@@ -463,17 +468,17 @@ def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int
 
 
 def set_model_choice(conn: sa.Connection, id_: str, mind: SessionOptions) -> None:
-    """Store the model choice. This does not count as an update, so the session does not move up in lists."""
+    """Store the model choice of a session. Its update time does not change, so it does not move up in lists."""
     conn.execute(_set_model_choice, {"the_id": id_, "body": _encode(mind).decode()})
 
 
 def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> None:
-    """Start the context at the record `kept_from`, after a compaction. Records before it stay in the history."""
+    """Make the context start at the record `kept_from`, after a compaction. Earlier records stay in the history."""
     conn.execute(_compact, {"the_id": id_, "marker": kept_from, "now": at_ms})
 
 
 def find_by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
-    """Return the agent's session with this name, case-insensitive."""
+    """Return the id of the agent's session with this name, case-insensitive, or None."""
     found = conn.execute(_by_name, {"agent": agent, "name_folded": name.casefold()}).scalar()
     return SessionId(found) if found else None
 
@@ -491,7 +496,7 @@ def set_attributes(conn: sa.Connection, id_: str, attributes: Mapping[str, Any],
 
 
 def set_history(conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, snippet: str, at_ms: int) -> None:
-    """Set the counters of a session that was imported with its history."""
+    """Set the record counter, context start and snippet of a session that was imported with its history."""
     conn.execute(
         _set_history, {"the_id": id_, "seq": record_seq, "marker": context_from, "words": snippet, "now": at_ms}
     )
@@ -500,9 +505,10 @@ def set_history(conn: sa.Connection, id_: str, *, record_seq: int, context_from:
 def replace_context(
     conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, compactions: int, snippet: str, at_ms: int
 ) -> None:
-    """Replace the context by new records that were derived from it. These records are the last ones in the history.
+    """Replace the context with new records that were derived from it.
 
-    Clients that show the old context must load it again.
+    The caller has added these records at the end of the history. Clients that show the old context
+    must load it again.
     """
     values = {"seq": record_seq, "marker": context_from, "summaries": compactions, "words": snippet, "now": at_ms}
     conn.execute(_replace_context, {"the_id": id_, **values})
@@ -513,17 +519,17 @@ def clear_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 
 def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    """Mark a session as deleted, so that no list contains it. Its records stay, because other rows refer to them."""
+    """Mark a session as deleted, so that it is in no list. Its records are kept, because other rows refer to them."""
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
 
 
 def set_archived(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
-    """Archive a session. If the time is None, unarchive it. An archived session can still be found by its id."""
+    """Archive a session, or unarchive it if the time is None. An archived session can still be found by its id."""
     conn.execute(_archive, {"the_id": id_, "archived": at_ms})
 
 
 def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: int) -> None:
-    """Undo a deletion. The caller has checked that its name and its origin are still free."""
+    """Restore a deleted session. The caller has checked that no other session uses its name or origin."""
     values = {"new_name": name, "new_folded": name.casefold() or None, "kind": origin.kind.value, "key": origin.key}
     conn.execute(_restore, {"the_id": id_, **values, "now": at_ms})
 
@@ -531,14 +537,14 @@ def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: 
 def list_deleted(
     conn: sa.Connection, *, since_ms: int, limit: int, digits: str = "", seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[Session]:
-    """List the sessions that were deleted since a time and whose ids have this prefix, latest first."""
+    """List the sessions deleted since `since_ms` whose ids start with `digits`, the latest deletion first."""
     values = {"low": digits, "high": digits + "g", "since": since_ms, "limit": limit}
     rows = conn.execute(_deleted[visibility_scope(seen_by)], {**values, **principal_parameters(seen_by)})
     return [session_from_row(row) for row in rows]
 
 
 def get_latest_origin(conn: sa.Connection, agent: str, *, principal: Principal) -> Origin | None:
-    """Return the origin of the agent's latest updated session that belongs to this person."""
+    """Return the origin of this person's most recently updated session with an agent, or None."""
     asker = replace(principal, level=PermissionLevel.RESTRICTED)  # only the sessions that belong to the principal
     row = conn.execute(_latest, {"name_folded": agent.casefold(), **principal_parameters(asker)}).first()
     return Origin(OriginKind(row.origin_kind), row.origin_key) if row else None
@@ -553,40 +559,42 @@ def list_sessions(
     archived: bool = False,
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[Session]:
-    """List sessions: first the pinned ones, newest pin first, then all others by update time.
-    `archived`: whether archived sessions are included."""
+    """List sessions: first the pinned ones by pin time, then all others by update time, newest first.
+
+    With `archived`, archived sessions are included.
+    """
     bounds = {"pinned": after.pinned_ms, "updated": after.updated_ms, "id": after.id, "agent": agent, "limit": limit}
     values = {**bounds, "archived": archived, **principal_parameters(seen_by)}
     return [session_from_row(row) for row in conn.execute(_list[visibility_scope(seen_by)], values)]
 
 
 def list_all_ids(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
-    """List the ids of all sessions, including deleted ones, in order."""
+    """List the ids of all sessions, including deleted ones, sorted and beginning after the id `after`."""
     return [SessionId(id_) for id_ in conn.execute(_all_ids, {"after": after, "limit": limit}).scalars()]
 
 
 def list_active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:
-    """List the sessions that have work to do. All other sessions sleep and are not loaded."""
+    """List the sessions that may have work to do. All other sessions are asleep and need not be loaded."""
     return [(SessionId(r.id), r.agent, OriginKind(r.origin_kind)) for r in conn.execute(_active, {"limit": limit})]
 
 
 def list_latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
-    """List the latest sessions that people use directly, with any agent, latest first."""
+    """List the most recently updated sessions that people use directly: in a channel, the web app or a terminal."""
     return [session_from_row(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
 
 
 def list_latest_of_kind(conn: sa.Connection, kind: OriginKind, *, limit: int) -> list[Session]:
-    """List the latest sessions with this kind of origin, of any agent, latest first."""
+    """List the most recently updated sessions with this kind of origin, of any agent."""
     return [session_from_row(row) for row in conn.execute(_latest_of_kind, {"kind": kind.value, "limit": limit})]
 
 
 def list_children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
-    """List the child sessions that are not archived. Those that may be working come first."""
+    """List the child sessions of a session, without archived ones. Those that may be working come first."""
     return [session_from_row(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
 
 
 def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Session:
-    """Return the one session that a short id names."""
+    """Return the only session whose id starts with this short id."""
     session = get(conn, find_by_short_id(conn, text, (IdKind.SESSION,), seen_by=seen_by)[1])
     assert session is not None  # found by its id, in the same snapshot
     return session

@@ -1,4 +1,4 @@
-"""Find the open runs and unread messages that a list of sessions marks."""
+"""Find unread messages and open runs, which lists of sessions show for each session."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def count_unread(conn: sa.Connection, person: str) -> Mapping[SessionId, int]:
 
 
 def list_unread_from(conn: sa.Connection, person: str, *, agent: str, session: str) -> list[str]:
-    """List a person's unread envelopes from this session."""
+    """List the ids of a person's unread envelopes from one session."""
     asked = {"person": person, "sender": str(address.agent_address(agent, session))}
     return [row.envelope for row in conn.execute(_unread_from, asked)]
 
 
 def get_open_runs(conn: sa.Connection, sessions: Iterable[SessionId]) -> Mapping[SessionId, tuple[RunId, RunStatus]]:
-    """Return the open run of each of these sessions that has one."""
+    """Return the open runs of these sessions, by session. Sessions without an open run are left out."""
     found: dict[SessionId, tuple[RunId, RunStatus]] = {}
     for session in sessions:
         row = conn.execute(_open_run, {"session": session}).one_or_none()

@@ -40,7 +40,7 @@ class _ProxiedConnection:
 
 @dataclass(slots=True, eq=False)
 class BreakingProxy:
-    """Listens at `address` once it is open, and forwards everything to `target`."""
+    """A proxy that listens at `address` once it is open, and forwards everything to `target`."""
 
     target: HostPort
     address: HostPort = field(default_factory=lambda: (HOST, free_port()))
@@ -62,7 +62,7 @@ class BreakingProxy:
     # --- control ---
 
     def refuse_connections(self) -> None:
-        """Refuse new connections until `open`."""
+        """Refuse new connections until `open` is called."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -73,7 +73,7 @@ class BreakingProxy:
             pair.reset()
 
     def freeze_connections(self) -> None:
-        """Leave every current connection half-open: it stays open, but nothing passes. New connections work."""
+        """Leave every current connection half-open, so that nothing passes through it. New connections work."""
         for pair in self._connections:
             pair.is_frozen = True
 
@@ -87,7 +87,7 @@ class BreakingProxy:
         self._is_slow = True
 
     def break_at(self, text: str, where: BreakPoint) -> None:
-        """Break the next connection that carries this text to the platform. Later ones are not broken."""
+        """Break the next connection that carries this text to the platform. Connections after it are not broken."""
         self._breaks[text.encode()] = where
 
     # --- forwarding ---
@@ -139,8 +139,10 @@ class BreakingProxy:
             await self._forward_chunk(pair, pair.platform, chunk)
 
     def _find_break(self, tail: bytes, chunk: bytes) -> tuple[BreakPoint | None, bytes]:
-        """Find a text at which to break the connection. Return the break point, and the part of the
-        chunk before the middle of the text."""
+        """Find a text at which to break the connection.
+
+        Return the break point, and the part of the chunk before the middle of the text.
+        """
         for words, where in list(self._breaks.items()):
             seen = tail[-(len(words) - 1) :] + chunk
             found = seen.find(words)

@@ -1,6 +1,6 @@
-"""The cases of the fault kit: every way in which a platform, the network or the server may fail.
+"""The cases of the fault test suite: the ways in which a platform, the network or the server may fail.
 
-The same conditions must hold at the end of every case. The harness checks them.
+The same conditions must hold at the end of every case. The harness checks these conditions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def _no_fault(harness: FaultHarness) -> None:
 
 
 async def check_both_ways(harness: FaultHarness, *, channel: str | None = None) -> None:
-    """Check that the connector receives a message and delivers one, as it must before and after every fault."""
+    """Check that the connector receives a message and delivers one. Cases call this when no fault is active."""
     await harness.send_inbound(channel=channel)
     await harness.wait_until_all_received()
     if (outcome := await harness.deliver(channel=channel)) is not SendOutcome.DELIVERED:

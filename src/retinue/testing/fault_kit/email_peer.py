@@ -1,4 +1,4 @@
-"""The email peer of the fault kit: real dovecot and exim servers, and two people who write to the connector."""
+"""The email peer of the fault test suite: real dovecot and exim servers, and two people who write emails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _channel_of(person: str) -> str:
 
 
 class EmailPeer(BasePeer):
-    """Lets the fault kit test the email connector, with the servers of `email_servers`."""
+    """Connects the fault test suite to the email connector, with the servers of `email_servers`."""
 
     platform = PLATFORM.name
     factory = "email"

@@ -1,4 +1,4 @@
-"""The peer of `FakeConnector`. It has no network connection, so the connector itself simulates the faults."""
+"""The peer for `FakeConnector`, which simulates the faults itself because it has no network connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RETRY_AFTER_S = 3.0
 
 
 class _FakePeerConnector:
-    """The connector of one server. Its platform survives when the server ends."""
+    """The connector of one test server. Its platform keeps its state when the server ends."""
 
     def __init__(self, platform: FakeConnector, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class _FakePeerConnector:
 
 
 class FakePeer(BasePeer):
-    """A platform in memory that accepts a repeated part once."""
+    """A platform in memory that recognizes a repeated part, and accepts it once."""
 
     platform = "quiet"
     factory = "quiet"
@@ -93,7 +93,7 @@ class FakePeer(BasePeer):
 
 
 class NonDedupingFakePeer(FakePeer):
-    """A platform that does not recognize repeated parts."""
+    """A platform in memory that does not recognize repeated parts, so that they appear twice."""
 
     factory = "quiet-forgetful"
     repeats_safely = False

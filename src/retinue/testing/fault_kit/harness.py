@@ -1,4 +1,4 @@
-"""Runs one case of the fault kit: a platform, proxies that can break, a server, and the final checks."""
+"""Runs one case of the fault test suite: a platform, proxies that can break, a test server, and the final checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ContractBroken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class KitDelivery:
-    """One delivery that a case made, and its outcome."""
+    """One delivery that a test case made, and its outcome."""
 
     channel: str
     text: str
@@ -40,7 +40,7 @@ class KitDelivery:
 
 @dataclass(slots=True, eq=False)
 class KitServerLife:
-    """The life of one server, from its start until it is stopped, killed or dies."""
+    """One run of the test server, from its start until it is stopped, killed or crashes."""
 
     connector: Connector
     listening: asyncio.Task[None]
@@ -48,7 +48,7 @@ class KitServerLife:
 
 @dataclass(slots=True, eq=False)
 class FaultHarness:
-    """Everything a case uses: the peer, the proxies, the server, and the log of what was sent."""
+    """The objects that a test case uses: the peer, the proxies, the test server, and the messages that were sent."""
 
     bench: Peer
     folder: Path
@@ -79,10 +79,10 @@ class FaultHarness:
         await self.wait_until_ready()
 
     async def wait_until_ready(self, *, connections_lost: int = 0) -> None:
-        """Wait until a message sent now will be received.
+        """Wait until the connector would receive a message that is sent now.
 
         If the platform keeps no messages, first wait until `connections_lost` connections were
-        lost: a message on a lost connection is gone.
+        lost. A message that is sent on a lost connection would never arrive.
         """
         if not self.bench.keeps_messages:
             await self.wait_until_true(
@@ -93,7 +93,7 @@ class FaultHarness:
         await self.wait_for(lambda: self.bench.wait_until_ready(connector), "the connector did not connect")
 
     async def stop_server(self) -> None:
-        """Stop the server in an orderly way, as happens when its settings change."""
+        """Stop the test server in an orderly way, as the real server does when its settings change."""
         assert self.life is not None
         self.life.listening.cancel()
         done, _ = await asyncio.wait([self.life.listening], timeout=WAIT_LIMIT_S)
@@ -117,7 +117,7 @@ class FaultHarness:
         await self.wait_until_ready(connections_lost=before + 1)
 
     async def crash_server(self) -> None:
-        """Stop the server abruptly: the platform gets no regular end of the connection."""
+        """Stop the test server abruptly, so that the platform sees no regular end of the connection."""
         self.break_connections()
         await self.stop_server()
         self.server.killed.clear()
@@ -133,7 +133,7 @@ class FaultHarness:
             proxy.freeze_connections()
 
     async def skip_time_limits(self, sending: asyncio.Task[SendOutcome]) -> None:
-        """Let the connector's time limits pass while a connection is frozen.
+        """Let the connector's time limits pass while its connection is frozen.
 
         Returns once the delivery has ended and no frozen connection is left.
         """
@@ -166,7 +166,7 @@ class FaultHarness:
     # --- messages and deliveries ---
 
     def unique_text(self, prefix: str) -> str:
-        """Return a text that occurs nowhere else, so that it can be found again, even in the bytes of a connection."""
+        """Return a unique text, which a check can find again, even in the bytes of a connection."""
         self._text_count += 1
         return f"{prefix} kit{self._text_count:03d}mark"
 
@@ -181,8 +181,8 @@ class FaultHarness:
     async def deliver_during(self, cause_fault: Callable[[], Awaitable[None]]) -> None:
         """Deliver a part while a fault happens.
 
-        If the server died during it, the result is unknown. The next server repeats the delivery
-        only if that is safe.
+        If the test server is killed during the delivery, the result is unknown. The next test
+        server repeats the delivery only if the platform recognizes repeated parts.
         """
         room, text, dying = self.bench.channel, self.unique_text("answer"), self.life
         part = build_part(CONNECTOR_NAME, room, text, number=self.next_number())
@@ -211,7 +211,7 @@ class FaultHarness:
         return self._number
 
     async def wait_for(self, done: Callable[[], Awaitable[object]], failure: str) -> None:
-        """Wait for something that ends without further action. Raises `ContractBroken` after the time limit."""
+        """Wait for a task that ends without further action. Raises `ContractBroken` after the time limit."""
         try:
             async with asyncio.timeout(WAIT_LIMIT_S):
                 await done()
@@ -237,8 +237,10 @@ class FaultHarness:
     # --- final checks ---
 
     async def check_contract(self) -> None:
-        """Check both directions: no message was lost, none was doubled, and all are in order and in
-        the right channel."""
+        """Check all messages that were sent and received in this case.
+
+        No message may be lost or doubled, and all must be in order and in the right channel.
+        """
         await self._check_all_received()
         channels = (self.bench.channel, self.bench.other_channel)
         standing = {channel: await self.bench.list_texts(channel) for channel in channels}
@@ -319,7 +321,7 @@ def build_context(folder: Path, peer: Peer) -> ConnectorContext:
 
 @asynccontextmanager
 async def open_harness(peer: Peer, folder: Path) -> AsyncGenerator[FaultHarness]:
-    """Start the peer, the proxies and the server, and stop them at the end of the block."""
+    """Start the peer, the proxies and the test server, and stop them at the end of the block."""
     lines = {name: BreakingProxy(far) for name, far in (await peer.start(folder)).items()}
     stage = FaultHarness(peer, folder, lines)
     try:

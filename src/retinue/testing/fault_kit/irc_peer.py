@@ -1,4 +1,4 @@
-"""The IRC peer of the fault kit: a real ngIRCd server, and a person with a separate, minimal client."""
+"""The IRC peer of the fault test suite: a real ngIRCd server, and a person with a separate, minimal client."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class IrcPerson:
         await self.wait_until_read()
 
     async def disconnect(self) -> None:
-        """Close the connection, after reading what the server still sends."""
+        """Close the connection, after reading everything that the server still sends."""
         if self._writer is not None and self._writer.can_write_eof():
             self._writer.write_eof()
         if self._reading is not None:
@@ -156,14 +156,14 @@ class IrcPerson:
         await self.wait_until_read()
 
     async def wait_until_read(self) -> None:
-        """Wait until the server has read everything that was sent."""
+        """Wait until the IRC server has read everything that this client has sent."""
         self._pings += 1
         token = f"{self.nick}{self._pings}"
         self.send_lines(f"PING :{token}")
         await self.wait_for(lambda: any(" PONG " in line and line.endswith(f":{token}") for line in self.lines[-50:]))
 
     async def list_names(self, channel: str) -> set[str]:
-        """Return the users who are in a channel now, according to the server."""
+        """Return the users who are in a channel now, as the IRC server lists them."""
         self.names[channel] = set()
         self.send_lines(f"NAMES {channel}")
         await self.wait_until_read()
@@ -197,7 +197,7 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes:
 
 
 class IrcPeer(BasePeer):
-    """Lets the fault kit test the IRC connector, with an ngIRCd server."""
+    """Connects the fault test suite to the IRC connector, with an ngIRCd server."""
 
     platform = PLATFORM.name
     factory = "irc"

@@ -1,5 +1,7 @@
-"""Cases of the fault kit with a real `kill -9`. A separate process runs the connector, and is
-killed between two steps."""
+"""Cases of the fault test suite that use a real `kill -9`.
+
+A separate process runs the connector, and is killed between two steps.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ REACHED_FILE = "reached"
 
 
 async def kill_while_sending(harness: FaultHarness) -> None:
-    """Kill the server after the platform accepted a part. The next server may send the part again
-    only if the platform recognizes repeated parts."""
+    """Kill the test server after the platform accepted a part.
+
+    The next test server may send the part again only if the platform recognizes repeated parts.
+    """
     await harness.stop_server()
     text, number = harness.unique_text("answer"), harness.next_number()
     harness.break_at(text.split()[-1], BreakPoint.AFTER)

@@ -19,7 +19,7 @@ LIFETIME_S_MAX = 300.0  # by then, the process that was to kill this one is gone
 
 
 class FileKitServer(KitServer):
-    """A fault kit server that writes its commits to disk, as the real server does."""
+    """A test server that writes its commits to disk, as the real server does."""
 
     folder: Path
     intake_fault: IntakeFault

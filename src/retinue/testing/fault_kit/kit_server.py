@@ -1,7 +1,8 @@
-"""A minimal server for the fault kit, which fails at the worst moment on demand.
+"""A minimal test server for the fault test suite, which fails at a chosen moment on demand.
 
-It stores inbound messages and retries deliveries by the rules of the real intake and outbox.
-Everything but the connector's state is in memory, so that a case takes no longer than its fault.
+It stores inbound messages, and retries deliveries by the rules of the real intake and outbox.
+Everything but the state of the connector is in memory, so that a case takes no longer than its
+fault.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ TRIES_MAX = 5000  # including pauses, longer than any platform takes to come bac
 
 
 class FastClock(RealClock):
-    """A clock whose sleeps are shortened, so that a connector retries sooner.
+    """A clock that shortens sleeps, so that a connector retries sooner.
 
-    Time limits keep their length, so that a busy machine does not reach them.
+    It does not shorten time limits, so that a busy machine does not reach them.
     """
 
     async def sleep(self, seconds: float) -> None:
@@ -60,7 +61,7 @@ class FileConnectorState:
 
 
 class IntakeFault(StrEnum):
-    """A fault of the server while it accepts a message."""
+    """A fault of the test server while it accepts a message."""
 
     FAILS_BEFORE = "fails-before"  # it could not store the message, and says so
     FAILS_AFTER = "fails-after"  # it stored the message, and could not say so
@@ -69,7 +70,7 @@ class IntakeFault(StrEnum):
 
 
 class SendOutcome(StrEnum):
-    """How a delivery ended, as far as the server knows."""
+    """How a delivery ended, as far as the test server can determine."""
 
     DELIVERED = "delivered"
     REFUSED = "refused"  # for good
@@ -82,7 +83,10 @@ MessageKey = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class KitServer:
-    """The server of the fault kit. `committed` holds the stored messages, which survive restarts of the server."""
+    """The test server of the fault test suite.
+
+    `committed` contains the stored messages, which are kept when the test server is restarted.
+    """
 
     committed: list[InboundMessage] = field(default_factory=list[InboundMessage])
     intake_faults: deque[IntakeFault] = field(default_factory=deque[IntakeFault])
@@ -110,8 +114,10 @@ class KitServer:
         return receipt
 
     def commit(self, message: InboundMessage) -> Receipt:
-        """Store a message as the real intake does. A message with the same channel, message id and
-        revision is a duplicate."""
+        """Store a message as the real intake does.
+
+        A message with the same channel, message id and revision is a duplicate.
+        """
         key = (message.room, message.message_id, message.revision)
         duplicate = key in self._keys
         if not duplicate:
@@ -122,7 +128,7 @@ class KitServer:
 
     async def _simulate_kill(self) -> None:
         self.killed.set()
-        await asyncio.Event().wait()  # never returns; the kit ends the process around it
+        await asyncio.Event().wait()  # never returns; the test case kills the process
 
     async def listen_forever(self, connector: Connector) -> None:
         """Call `listen` again whenever the connection breaks, as the real server does."""
@@ -140,7 +146,8 @@ class KitServer:
     async def send(self, connector: Connector, part: DeliveryPart) -> SendOutcome:
         """Deliver a part by the rules of the outbox.
 
-        A refused part is retried. A part with an unknown result is sent again only if that is safe.
+        A part that the platform refused is retried. A part with an unknown result is sent again
+        only if the platform recognizes repeated parts.
         """
         for _ in range(TRIES_MAX):
             try:

@@ -1,4 +1,4 @@
-"""The results of the fault kit: one cell per connector and case, and the table of all cells."""
+"""The results of the fault test suite: one cell per connector and case, and the table of all cells (the matrix)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REASON_LENGTH_MIN = 20  # characters: "n/a" is not a reason
 
 
 class CellResult(StrEnum):
-    """The result of one case of the fault kit."""
+    """The possible results of one test case."""
 
     HOLDS = "holds"
     BROKEN = "BROKEN"
@@ -24,7 +24,7 @@ class CellResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """The result of one case for one peer. For an exemption or a failure, it has the reason."""
+    """The result of one test case for one peer. For an exemption or a failure, it contains the reason."""
 
     bench: str
     case: str
@@ -33,7 +33,7 @@ class MatrixCell:
 
 
 def find_invalid_exemptions(peer: Peer) -> list[str]:
-    """Return exemptions that name no case or give no reason."""
+    """Return the exemptions of a peer that name no test case or give no reason."""
     unknown = [f"no case named {name!r}" for name in peer.exemptions if name not in CASES]
     poor = [
         f"{name} is exempt without a reason" for name, why in peer.exemptions.items() if len(why) < REASON_LENGTH_MIN
@@ -42,7 +42,7 @@ def find_invalid_exemptions(peer: Peer) -> list[str]:
 
 
 async def check_case(peer: Peer, case: FaultCase, folder: Path) -> None:
-    """Run one case for a peer. Raises `ContractBroken` if the connector breaks its contract."""
+    """Run one test case for a peer. Raises `ContractBroken` if the connector breaks its contract."""
     async with open_harness(peer, folder) as stage:
         await case.run(stage)
         await stage.check_contract()
@@ -73,7 +73,7 @@ def format_matrix(cells: Iterable[MatrixCell]) -> list[str]:
 
 
 def _notes(cells: list[MatrixCell]) -> Iterator[str]:
-    """Yield each note once, with all the cells to which it applies."""
+    """Yield each note below the table once, with all the cells to which it applies."""
     about: dict[tuple[CellResult, str], dict[str, list[str]]] = {}
     for each in cells:
         if each.note:

@@ -1,4 +1,4 @@
-"""What the author of a connector provides to the fault kit: its platform, under the control of a test."""
+"""The protocol `Peer`: a platform under the control of a test, which the author of a connector provides."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class PeerFault(StrEnum):
 class Peer(Protocol):
     """One platform with its connector, under the control of a test.
 
-    The kit creates a new peer for every case, with a temporary folder. Derive from `BasePeer` and
-    implement the rest. The real server of the platform is best; a fake must be faithful.
+    The fault test suite creates a new peer for every case, with a temporary folder. Derive your
+    peer from `BasePeer`, and implement the other methods. Use the real server of the platform if
+    possible. A fake must behave like it.
     """
 
     @property
@@ -38,9 +39,9 @@ class Peer(Protocol):
 
     @property
     def factory(self) -> str:
-        """`MODULE:NAME` of a callable without arguments that creates this peer, or a name of the registry.
+        """`MODULE:NAME` of a callable without arguments that creates this peer, or a name in the registry.
 
-        A process that is to be killed uses this to create a separate peer.
+        For a test case with `kill -9`, a separate process uses this name to create its own peer.
         """
         ...
 
@@ -52,7 +53,7 @@ class Peer(Protocol):
 
     @property
     def exemptions(self) -> Mapping[str, str]:
-        """Cases that do not apply to this platform, by name, with the reason: a sentence, printed in the matrix."""
+        """Test cases that do not apply to this platform, each with the reason as a sentence for the matrix."""
         ...
 
     @property
@@ -61,10 +62,10 @@ class Peer(Protocol):
         ...
 
     async def start(self, folder: Path) -> Mapping[str, HostPort]:
-        """Start the platform. Return the addresses at which it listens, by the name of each connection.
+        """Start the platform, and return the addresses at which it listens, by the name of each connection.
 
-        The kit puts a proxy in front of each. Return an empty mapping if there is no network
-        connection; then only platform faults and server faults are tested.
+        The fault test suite puts a proxy in front of each address. Return an empty mapping if there
+        is no network connection. Then only faults of the platform and of the server are tested.
         """
         ...
 
@@ -77,13 +78,13 @@ class Peer(Protocol):
     def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
         """Create a connector that reaches the platform at these addresses.
 
-        In a process that is to be killed, this is called without `start`.
+        In a process that is going to be killed, this is called without `start`.
         """
         ...
 
     @property
     def has_inbound(self) -> bool:
-        """Whether this connector receives messages. If not, cases test only deliveries."""
+        """Whether this connector receives messages. If it does not, the test cases test only deliveries."""
         ...
 
     @property
@@ -100,11 +101,11 @@ class Peer(Protocol):
         ...
 
     async def send_as_person(self, channel: str, text: str) -> None:
-        """Send a message as a person, not through the kit's proxy. Return once the platform has it."""
+        """Send a message as a person, bypassing the proxy. Return once the platform has the message."""
         ...
 
     async def list_texts(self, channel: str) -> list[str]:
-        """Return the texts of the connector that a person sees in a channel, oldest first."""
+        """Return the texts from the connector that a person sees in a channel, oldest first."""
         ...
 
     async def start_fault(self, fault: PeerFault) -> None: ...
@@ -113,7 +114,7 @@ class Peer(Protocol):
 
 
 class BasePeer:
-    """The defaults that suit most peers. Derive from it (`class MyPeer(BasePeer)`) and add the rest."""
+    """A base class with the defaults that suit most peers. Derive from it: `class MyPeer(BasePeer)`."""
 
     secrets: Mapping[str, str] = {}
     exemptions: Mapping[str, str] = {}
@@ -122,7 +123,7 @@ class BasePeer:
     keeps_messages = True
 
     async def wait_until_ready(self, connector: Connector | None) -> None:
-        """Return at once: the platform keeps messages."""
+        """Return at once, because the platform keeps messages for a connector that is offline."""
 
     async def start_fault(self, fault: PeerFault) -> None:
         raise NotImplementedError(f"this peer cannot simulate {fault}: list it in `exemptions`, or implement it")

@@ -1,6 +1,7 @@
-"""A pytest plugin that prints the matrix of the fault kit after the tests. Add it to `pytest_plugins`.
+"""A pytest plugin that prints the matrix of the fault test suite after the tests.
 
-The cells are part of the test reports, so that they also arrive from the worker processes of pytest.
+To use it, add it to `pytest_plugins`. The cells of the matrix are part of the test reports, so that
+they also arrive from the worker processes of pytest.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def fault_matrix(request: pytest.FixtureRequest) -> Iterator[list[MatrixCell]]:
-    """Return a list to which a test appends its results, the cells of the matrix."""
+    """Return a list to which a test appends its results, which are cells of the matrix."""
     cells: list[MatrixCell] = []
     yield cells
     request.node.user_properties.append((CELLS_PROPERTY, msgspec.json.encode(cells).decode()))
 
 
 class _MatrixReport:
-    """Collects the cells of all tests of a session, and prints the matrix."""
+    """Collects the cells of the matrix from all tests of a session, and prints the matrix."""
 
     def __init__(self) -> None:
         self._found: list[str] = []

@@ -1,4 +1,4 @@
-"""The Telegram peer of the fault kit: a fake Telegram on loopback, which keeps messages as Telegram does."""
+"""The Telegram peer of the fault test suite: a fake Telegram on loopback, which keeps messages as Telegram does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _RepeatingTelegram(TelegramServer):
 
 
 class TelegramPeer(BasePeer):
-    """Lets the fault kit test the Telegram connector, with `TelegramServer`."""
+    """Connects the fault test suite to the Telegram connector, with `TelegramServer`."""
 
     platform = PLATFORM.name
     factory = "telegram"

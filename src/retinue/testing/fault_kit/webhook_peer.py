@@ -1,7 +1,8 @@
-"""The webhook peer of the fault kit, for deliveries: a receiver that accepts each message once, by its id.
+"""The webhook peer of the fault test suite: a receiver that accepts each message once, by its id.
 
-Inbound messages are requests to the server's own HTTP API, which senders repeat until they are
-answered (`tests/connectors/test_webhook_inbound.py`). The connector has no connection for them.
+It is only for deliveries. Inbound messages are requests to the HTTP API of the server, and senders
+repeat them until they get a response (`tests/connectors/test_webhook_inbound.py`). The connector
+has no connection for them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _FAULT_STATUSES = {PeerFault.REFUSES: 503, PeerFault.THROTTLES: 429, PeerFault.F
 
 
 class WebhookPeer(BasePeer):
-    """Lets the fault kit test deliveries of the webhook connector, with a receiver of signed webhooks."""
+    """Connects the fault test suite to the webhook connector, with a receiver of signed webhooks."""
 
     platform = PLATFORM.name
     factory = "webhook"

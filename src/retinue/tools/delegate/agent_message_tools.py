@@ -37,8 +37,10 @@ class SendAgentMessageArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SendAgentMessageTool(Struct, frozen=True):
-    """The tool `send_agent_message`. The id of the message derives from the call, so a call
-    repeated after a crash sends one message."""
+    """The tool `send_agent_message`.
+
+    The id of the message derives from the call, so a call repeated after a crash sends one message.
+    """
 
     send_message: DeliverAgentMessage
     is_confined: Callable[[ToolContext], bool]
@@ -93,8 +95,10 @@ class AgentsSwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentsSwitchTool(Struct, frozen=True):
-    """The tool `agents_switch`: moves the person to another session. The message to that session is
-    sent in the agent's name, not the person's."""
+    """The tool `agents_switch`: moves the person to another session.
+
+    The message to that session is sent in the name of the agent, not of the person.
+    """
 
     send_message: DeliverAgentMessage
     arguments: type[msgspec.Struct] = AgentsSwitchArguments

@@ -1,4 +1,4 @@
-"""Formats the result of a delegation as a model reads it, in one format for all kinds of delegation."""
+"""Formats the result of a delegation for the model, in one format for all kinds of delegation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DelegatedWork(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What the run of a delegation produced. The thinking text has the lowest trust of anything in
-    the run's context."""
+    """What the run of a delegation produced.
+
+    The thinking text has the lowest trust of anything in the run's context.
+    """
 
     session_name: str = ""
     tool_call_count: int = 0
@@ -60,7 +62,7 @@ def read_delegated_work(conn: sa.Connection, delegation: Delegation) -> Delegate
 async def build_delegation_output(
     store: Store, delegation_status: DelegationStatus, *, mode: str, wait_s: float, now: datetime
 ) -> ToolOutput:
-    """Return the status and result of a delegation. The output has the trust of the answer."""
+    """Return the status and result of a delegation. The output has the trust level of the answer."""
     delegation = delegation_status.delegation
     status = _describe_status(delegation_status, mode)
     body: dict[str, Any] = {
@@ -80,7 +82,7 @@ async def build_delegation_output(
     done = await store.read(lambda conn: read_delegated_work(conn, delegation))
     answer = delegation_status.answer
     if answer is None or answer.kind is not EnvelopeKind.ANSWER:
-        # The thinking text has the trust of the answer. A system text in its place has another trust.
+        # The thinking text has the trust level of the answer. A system text in its place may have another one.
         done = msgspec.structs.replace(done, thinking_text="")
     body |= msgspec.to_builtins(done)
     began, ended = delegation.created_at, delegation.ended_at or now

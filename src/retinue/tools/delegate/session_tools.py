@@ -224,8 +224,11 @@ def _build_session_row(
 
 
 def _decide_name_trust(conn: sa.Connection, session: Session) -> Trust:
-    """Return the trust of a session's name. A delegated session is named after its task, so the
-    name has the trust of the delegating envelope."""
+    """Return the trust level of a session's name.
+
+    A subagent's session is named after its task. If the delegating envelope is untrusted, so is the
+    name.
+    """
     if session.origin.kind not in SPAWNED_ORIGINS:
         return Trust.PRIVATE
     envelope = envelopes.get(conn, session.origin.key)
@@ -291,8 +294,10 @@ class SessionsHistoryTool(Struct, frozen=True):
 
 
 def _build_access_error(decision: Decision, text: str) -> ToolFailed:
-    """Build the error for a session that may not be accessed. If the run principal cannot see the
-    session, it is reported as not found."""
+    """Build the error for a session that may not be accessed.
+
+    If the run principal cannot see the session, it is reported as not found.
+    """
     if not decision.setting_key:
         return _not_found(text)
     return SessionForbidden(because=decision.because, setting=decision.setting_key)
@@ -340,8 +345,9 @@ def _format_message(conn: sa.Connection, record: Record, *, bytes_max: int) -> d
 
 
 def _fit_messages(messages: list[dict[str, Any]], bytes_max: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return the newest messages that fit, and whether any were left out. If even the newest
-    message is too large, it is truncated.
+    """Return the newest messages that fit, and whether any were left out.
+
+    If even the newest message is too large, it is truncated.
     """
     kept: list[dict[str, Any]] = []
     left = bytes_max
@@ -374,8 +380,10 @@ class SessionsSendArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionsSendTool(Struct, frozen=True):
-    """The tool `sessions_send`: sends a message to another session. It waits like `agents_message`:
-    the run is suspended."""
+    """The tool `sessions_send`: sends a message to another session.
+
+    If the call waits for the answer, the run is suspended, as with `agents_message`.
+    """
 
     delegate: DelegateWork
     store: Store

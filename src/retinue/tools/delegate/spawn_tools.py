@@ -82,8 +82,10 @@ class _SpawnRequest(Struct, frozen=True, kw_only=True):
 
 
 class SubagentSpawner(Struct, frozen=True):
-    """Starts subagents for the two spawn tools. `catalog` lists the models; `defaults` has the
-    settings for subagents."""
+    """Starts subagents for the two spawn tools.
+
+    `catalog` lists the models; `defaults` has the settings for subagents.
+    """
 
     delegate: DelegateWork
     store: Store
@@ -93,7 +95,10 @@ class SubagentSpawner(Struct, frozen=True):
     async def spawn(
         self, spawn_request: _SpawnRequest, context: ToolContext
     ) -> tuple[DelegationStatus, dict[str, Any]]:
-        """Start a subagent, once per call. Also returns the notes about its model for the result."""
+        """Start a subagent, or return the status of the one that this call has already started.
+
+        Also returns notes about the model of the subagent, for the tool result.
+        """
         target = spawn_request.target.removeprefix("agent:")
         request, notes = await self._build_run_request(spawn_request, context, target)
         delegation_request = DelegationRequest(
@@ -112,8 +117,11 @@ class SubagentSpawner(Struct, frozen=True):
     async def _build_run_request(
         self, spawn_request: _SpawnRequest, context: ToolContext, target: str
     ) -> tuple[RunRequest, dict[str, Any]]:
-        """Return the parameters of the subagent's run. Those that the call does not give come from
-        the agent's subagent settings, or else from the defaults."""
+        """Return the parameters of the subagent's run.
+
+        Parameters that the call does not give come from the agent's subagent settings, or else from
+        the defaults.
+        """
         defaults = self.defaults().subagents_of(context.agent)
         notes: dict[str, Any] = {}
         model, warning = self._resolve_model(spawn_request.model or defaults.model)
@@ -129,8 +137,10 @@ class SubagentSpawner(Struct, frozen=True):
         return RunRequest(model=model, effort=effort, seconds_max=seconds), notes
 
     def _resolve_model(self, text: str) -> tuple[str | None, str]:
-        """Return the model that a name stands for. If the model is not available, the subagent uses
-        its usual model, and a warning is returned."""
+        """Return the model that a name stands for.
+
+        If the model is not available, the subagent uses its usual model, and a warning is returned.
+        """
         if not text:
             return None, ""
         try:

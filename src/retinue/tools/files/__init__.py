@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from retinue.tools.base import Tool
 from retinue.tools.files.edit_tool import EditTool
-from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.file_services import FileServices
 from retinue.tools.files.find_tool import FindTool
 from retinue.tools.files.list_tool import ListTool
-from retinue.tools.files.paths import resolve_permission
+from retinue.tools.files.path_access import resolve_permission
 from retinue.tools.files.read_tool import ReadTool, read_file_inside
 from retinue.tools.files.write_tool import WriteTool
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from retinue.domain.permission import is_within
 from retinue.store.agents.file_trust import ctime_ms
 from retinue.tools.files.errors import FileChanged
-from retinue.tools.files.paths import (
+from retinue.tools.files.path_access import (
     ResolvedPath,
     convert_os_error,
     enter_folder,

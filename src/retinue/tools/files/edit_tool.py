@@ -15,11 +15,11 @@ from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.tools.base import ToolContext, ToolFailed, ToolOutput
 from retinue.tools.files.errors import FileNotUtf8, format_path
-from retinue.tools.files.file_access import FileServices
 from retinue.tools.files.file_arguments import TEXT_BYTES_MAX, PathArguments, build_shown_schema
+from retinue.tools.files.file_services import FileServices
 from retinue.tools.files.file_snapshot import read_snapshot
 from retinue.tools.files.instruction_guard import locate_to_write
-from retinue.tools.files.paths import missing_permissions
+from retinue.tools.files.path_access import missing_permissions
 from retinue.tools.files.text_edits import PLACES_SHOWN_MAX, TextEdit, apply_edits
 from retinue.tools.files.write_tool import encode_text, write_changed
 
@@ -146,7 +146,7 @@ class EditTool(Struct, frozen=True):
                 partial(apply_edits, _decode_text(old.data, path), changes, path=format_path(path))
             )
             if isinstance(changed, ToolFailed):
-                # The error may quote the file, so it has the trust of the file.
+                # The error may quote the file, so it is trusted as far as the file.
                 return ToolOutput(
                     text=str(changed), failed=True, trust=await self.file_services.trust_of(resolved.real, old)
                 )

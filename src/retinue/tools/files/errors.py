@@ -58,7 +58,7 @@ class PathOutside(ToolFailed):
 
 
 class PathNotRelative(ToolFailed):
-    """The path must be relative and stay inside one folder."""
+    """The path is not relative, or leads out of its folder."""
 
     code = "path.not_relative"
 

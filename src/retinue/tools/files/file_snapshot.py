@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from retinue.store.agents.file_trust import ctime_ms
 from retinue.tools.files.errors import FileTooLarge, PathNotFound
-from retinue.tools.files.paths import open_file
+from retinue.tools.files.path_access import open_file
 
 
 class FileSnapshot(Struct, frozen=True):
@@ -28,8 +28,9 @@ class FileSnapshot(Struct, frozen=True):
 
     @property
     def hash(self) -> str:
-        """The SHA-256 hash, as used for attachments. It is empty for an empty file, because all
-        empty files have the same hash.
+        """The SHA-256 hash of the content, as used for attachments. Empty for an empty file.
+
+        All empty files have the same hash, so it cannot identify the origin of one.
         """
         return hashlib.sha256(self.data).hexdigest() if self.data else ""
 

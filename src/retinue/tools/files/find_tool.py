@@ -1,4 +1,4 @@
-"""The tool `find`: searches files by a glob over paths and by a text in them.
+"""The tool `find`: finds files by a glob for their paths and by a text in them.
 
 The text is searched literally, so no pattern can make a search slower than reading the files.
 """
@@ -23,10 +23,10 @@ from retinue.store.agents import file_trust
 from retinue.tools.base import ToolContext, ToolFailed, ToolOutput
 from retinue.tools.files import globs
 from retinue.tools.files.errors import FindTextInvalid, format_path
-from retinue.tools.files.file_access import FileServices
 from retinue.tools.files.file_arguments import PathArguments, build_shown_schema
+from retinue.tools.files.file_services import FileServices
 from retinue.tools.files.file_types import detect_binary_type
-from retinue.tools.files.paths import (
+from retinue.tools.files.path_access import (
     ResolvedPath,
     find_reachable_paths,
     locate,
@@ -47,7 +47,7 @@ TEXT_LENGTH_MAX = 1_000
 
 
 class FindArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
-    """Arguments of `find`."""
+    """Arguments of the tool `find`."""
 
     glob: Annotated[
         str,

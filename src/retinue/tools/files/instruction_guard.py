@@ -1,5 +1,4 @@
-"""Restricts who may write an agent's instructions and memory: the owner, and runs only for the
-owner.
+"""Protects an agent's instructions and memory: only the owner, and runs only for the owner, may change them.
 
 Everyone who talks to an agent shares its instructions and memory. A line written by a guest would
 be read by the owner's next run as if it came from the owner.
@@ -14,20 +13,21 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from retinue.domain.instruction_mode import INSTRUCTION_FOLDERS, instruction_paths
-from retinue.domain.permission import CREATED_AGENTS_FOLDER, PermissionKind, ProtectedPaths, is_within
+from retinue.domain.permission import PermissionKind, is_within
+from retinue.domain.protected_paths import CREATED_AGENTS_FOLDER, ProtectedPaths
 from retinue.tools.base import ToolContext
 from retinue.tools.files.errors import InstructionsOwnerOnly, format_path
-from retinue.tools.files.paths import ResolvedPath, locate
+from retinue.tools.files.path_access import ResolvedPath, locate
 
 CONTEXT_FILES_GUARDED_MAX = 1_000
 WORKSPACES_GUARDED_MAX = 100
 
 
 def locate_to_write(text: str, context: ToolContext, withheld: ProtectedPaths) -> ResolvedPath:
-    """Resolve a path for writing, like `locate`. Refuse a path of instructions or memory unless the
-    run works only for the owner.
+    """Resolve a path for writing, like `locate`.
 
-    Reads the disk, so call it in a thread.
+    Refuses a path of instructions or memory unless the run works only for the owner. Reads the
+    disk, so call it in a thread.
     """
     place = locate(text, context, PermissionKind.WRITE, withheld)
     if context.non_owner_requesters:
@@ -54,7 +54,7 @@ def build_instructions_error(action: str, context: ToolContext) -> InstructionsO
 
 
 def list_guarded_paths(context: ToolContext) -> tuple[Path, ...]:
-    """Return the paths that commands of this run may not change; empty for a run of the owner.
+    """Return the paths that commands of this run may not change. Empty for a run that works only for the owner.
 
     Missing folders of the agent directory are created. A missing folder cannot be mounted
     read-only, and a command could rename another folder to that name.

@@ -20,9 +20,9 @@ from retinue.domain.trust import least_trust
 from retinue.store.agents import file_trust
 from retinue.tools.base import ToolContext, ToolOutput
 from retinue.tools.files.errors import format_path
-from retinue.tools.files.file_access import FileServices
 from retinue.tools.files.file_arguments import PathArguments, build_shown_schema
-from retinue.tools.files.paths import (
+from retinue.tools.files.file_services import FileServices
+from retinue.tools.files.path_access import (
     ResolvedPath,
     find_reachable_paths,
     locate,

@@ -12,16 +12,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct, field
 
-from retinue.domain.permission import Permission, PermissionKind, ProtectedPaths, is_fully_visible, is_within
+from retinue.domain.permission import Permission, PermissionKind, is_fully_visible, is_within
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.tool import RESULT_CHARS_MAX, ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.tools.base import ToolContext, ToolOutput
 from retinue.tools.files.errors import FileLineNotFound, FileNotShown, PathNotRelative
-from retinue.tools.files.file_access import FileServices
 from retinue.tools.files.file_arguments import PathArguments, build_shown_schema
+from retinue.tools.files.file_services import FileServices
 from retinue.tools.files.file_snapshot import FileSnapshot, read_snapshot
 from retinue.tools.files.file_types import detect_binary_type
-from retinue.tools.files.paths import locate, missing_permissions
+from retinue.tools.files.path_access import locate, missing_permissions
 from retinue.tools.result_truncation import RESULT_PREFIX, FullResultStore
 from retinue.tools.text_pages import TextPage, format_next_page, line_count, slice_page
 

@@ -17,7 +17,7 @@ PLACES_SHOWN_MAX = 10
 
 
 class TextEdit(Struct, frozen=True, kw_only=True):
-    """One replacement."""
+    """One replacement of an exact text in a file."""
 
     old: str
     new: str
@@ -71,7 +71,7 @@ def _find_edit_error(text: str, edit: TextEdit, *, label: str, path: str) -> Too
 
 
 def _with_crlf(text: str) -> str:
-    """Convert line ends to CRLF, for a file that uses CRLF throughout. Models rarely notice the difference."""
+    """Convert line ends to CRLF, for a file that uses CRLF throughout. A model's edits usually have LF."""
     return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 

@@ -17,11 +17,11 @@ from retinue.domain.trust import Trust
 from retinue.tools.base import ToolContext, ToolOutput
 from retinue.tools.files.atomic_write import missing_folders, write_atomically
 from retinue.tools.files.errors import TextNotWritable, WrittenFileTooLarge, format_path
-from retinue.tools.files.file_access import FileServices, finish_in_thread
 from retinue.tools.files.file_arguments import TEXT_BYTES_MAX, PathArguments, build_shown_schema
+from retinue.tools.files.file_services import FileServices, finish_in_thread
 from retinue.tools.files.file_snapshot import FileSnapshot, read_snapshot_if_exists
 from retinue.tools.files.instruction_guard import locate_to_write
-from retinue.tools.files.paths import ResolvedPath, missing_permissions
+from retinue.tools.files.path_access import ResolvedPath, missing_permissions
 
 
 class WriteArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
@@ -95,9 +95,7 @@ def _build_output(text: str) -> ToolOutput:
 
 
 async def mark_before_write(file_services: FileServices, resolved: ResolvedPath, context: ToolContext) -> None:
-    """Mark the file and its new parent folders as untrusted before writing, if the context is
-    untrusted.
-    """
+    """If the context is untrusted, mark the file and its new parent folders as untrusted before writing."""
     if context.trust is Trust.UNTRUSTED:
         new = await asyncio.to_thread(missing_folders, resolved)
         await file_services.mark_untrusted([*new, resolved.real], context)

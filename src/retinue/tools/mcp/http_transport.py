@@ -66,7 +66,7 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
 def build_http_client(
     headers: Mapping[str, str], *, read_timeout_s: float, on_error_status: Callable[[int], None]
 ) -> httpx2.AsyncClient:
-    """Return an HTTP client for one MCP server. The client ignores proxy settings of the environment.
+    """Return an HTTP client for one MCP server. It ignores environment variables that set a proxy.
 
     `on_error_status` is called with the status of each error response.
     """

@@ -111,7 +111,7 @@ class McpConnection(Struct):
 async def open_connection(
     connection: McpConnection, name: str, settings: McpServerSettings, dependencies: McpServerDependencies
 ) -> AsyncGenerator[None]:
-    """Open a connection to an MCP server. On exit, everything that the connection started has ended."""
+    """Open a connection to an MCP server. When the context exits, its processes and tasks are ended."""
     from mcp.client import Client
     from mcp_types import Implementation
 

@@ -61,7 +61,10 @@ class _ResultBuilder(Struct):
         self.chars += len(text) + 1
 
     async def add_attachment(self, data: str, media_type: str) -> None:
-        """Store an attachment of a type that models can read. The declared type is not verified."""
+        """Store an attachment if models can read its type. Otherwise add a line of text about it.
+
+        The declared type is not verified.
+        """
         kind = media_type.partition(";")[0].strip().lower()
         ending = MEDIA_TYPES.get(kind)
         if self.files is None or ending is None or len(self.attachments) >= ATTACHMENTS_MAX:
@@ -117,7 +120,7 @@ async def convert_resource(
 
 
 def build_text_output(text: str, *, source: ResultSource, failed: bool = False) -> ToolOutput:
-    """Return the tool output for a text of a server that is not a result, such as an error message."""
+    """Return the tool output for a server's text that is not a result, such as an error message."""
     reading = _ResultBuilder(None)
     reading.add_text(text)
     return _wrap_output(reading, source, failed=failed)
@@ -133,7 +136,7 @@ async def _add_resource(resource: Any, builder: _ResultBuilder) -> None:
 
 
 def _is_repeated(structured: object, texts: Sequence[str]) -> bool:
-    """Return whether a text already contains the structured content. Most servers send both."""
+    """Return whether a text already contains the structured content. Most servers send the same content twice."""
     for text in texts:
         try:
             if json.loads(text) == structured:

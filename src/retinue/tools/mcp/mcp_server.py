@@ -179,8 +179,9 @@ class McpServerSupervisor:
         self._set_status(McpConnectionState.WAITING, because, f"retinue mcp approve {self.name}", found)
 
     async def _back_off(self, error: Exception | None, connection: McpConnection) -> None:
-        """Wait with exponential back-off and jitter, so that servers that failed together do not
-        restart together.
+        """Wait with exponential back-off and jitter.
+
+        The jitter keeps servers that failed together from restarting together.
         """
         because, try_this = self._explain_failure(error, connection)
         wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._failures, 20)) * self._random.uniform(0.75, 1.25)
@@ -213,7 +214,10 @@ class McpServerSupervisor:
             self._on_change()
 
     def _explain_failure(self, error: Exception | None, connection: McpConnection) -> tuple[str, str]:
-        """Return the reason of a failure in the words of retinue, because the server's text may contain secrets."""
+        """Return the reason of a failure, and the next step.
+
+        Neither contains text from the MCP server, because that text may contain secrets.
+        """
         look = f"check its settings, then: retinue mcp restart {self.name}"
         match met := _find_first_error(error):
             case RetinueError():
@@ -248,8 +252,10 @@ class McpServerSupervisor:
         return await self._send_request(lambda connection: connection.client.read_resource(uri))
 
     async def _send_request(self, request: Callable[[McpConnection], Awaitable[T]]) -> T:
-        """Send a request to the MCP server. Raises `MCPError` for an error response, and
-        `ToolFailed` for any other failure."""
+        """Send a request to the MCP server.
+
+        Raises `MCPError` for an error response, and `ToolFailed` for any other failure.
+        """
         connection, approved = self._connection, self.approved_tools
         if connection is None or connection.is_closed or approved is None or not self.status.is_usable:
             raise build_unusable_error(self.status)
@@ -287,7 +293,11 @@ class McpServerSupervisor:
             self.restart()
 
     def _handle_error(self, connection: McpConnection, error: Exception) -> Exception:
-        """Reconnect after a connection error. An error response is returned to the caller."""
+        """Return the error to raise for a failed request.
+
+        After a connection error, the connection is also marked as closed, so that the server is
+        connected again.
+        """
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED
 

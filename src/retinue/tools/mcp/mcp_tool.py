@@ -54,7 +54,7 @@ class _McpServerTool:
 
 
 class McpTool(_McpServerTool):
-    """One tool of an MCP server."""
+    """One tool of an MCP server, as agents call it."""
 
     # The arguments are checked against the server's schema, so there is no struct for them.
     arguments: type[msgspec.Struct] = cast("type[msgspec.Struct]", dict[str, Any])

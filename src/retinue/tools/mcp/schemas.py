@@ -1,8 +1,8 @@
 """Converts the JSON schema of an MCP tool to the form that every provider accepts, and checks
 arguments.
 
-Pure. References are inlined, keywords that no provider reads are dropped, and sizes are limited,
-because a server can send anything. The server still validates each call itself.
+References are inlined, keywords that no provider reads are dropped, and sizes are limited, because
+a server can send anything. The server still validates each call itself.
 """
 
 from __future__ import annotations

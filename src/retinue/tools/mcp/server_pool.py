@@ -91,8 +91,10 @@ class McpServerPool:
     # --- lifecycle ---
 
     async def sync(self) -> None:
-        """Start and stop servers until they match the settings. Waits until stopped servers have
-        ended, but not until new ones have started."""
+        """Start and stop servers until they match the settings.
+
+        Waits until stopped servers have ended, but not until new ones have started.
+        """
         async with self._sync_lock:
             wanted = dict(self._settings())
             gone = [
@@ -152,8 +154,9 @@ class McpServerPool:
         return self._settings().get(name)
 
     def list_tools(self) -> list[Tool]:
-        """Return the tools of servers with an approved list. An unavailable server keeps its tools;
-        calls then fail.
+        """Return the tools of servers with an approved list.
+
+        An unavailable server keeps its tools; calls then fail.
         """
         found: list[Tool] = []
         for name, server in self._servers.items():
@@ -221,7 +224,7 @@ class McpServerPool:
 
 
 def _find_settings_error(name: str, settings: McpServerSettings) -> McpConnectionStatus | None:
-    """If the settings of a server are invalid, return a failed status, else None."""
+    """Return a failed status if the settings of a server are invalid. Otherwise return None."""
     because = ""
     if wrong := check_server_name(name):
         because = f"its name {wrong}"

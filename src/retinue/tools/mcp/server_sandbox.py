@@ -10,7 +10,11 @@ from retinue.tools.shell.sandbox_choice import SandboxChooser
 
 
 def build_server_sandbox(chooser: SandboxChooser) -> FindServerSandbox:
-    """Choose the sandbox as for the tool `exec`, except that no person can be asked and there is no owner session."""
+    """Return a function that chooses the sandbox for the command of an MCP server.
+
+    It chooses as for the tool `exec`, except that no person can be asked, and that the mode
+    `non-main` never disables the sandbox.
+    """
 
     async def find_sandbox(server: str) -> Sandbox:
         settings = chooser.settings()

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from retinue.tools.mcp.tool_list import McpToolList
 
 FindServerSandbox = Callable[[str], Awaitable[Sandbox]]
-"""Returns the sandbox for the command of a server. Raises `SandboxFailed` rather than a weaker one."""
+"""Returns the sandbox for the command of a server. If it does not work, raises `SandboxFailed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServerDependencies:
-    """What MCP servers need to run. `folder` contains a folder for each server, which is all that
-    the server sees of the data directory."""
+    """What MCP servers need to run.
+
+    `folder` contains a folder for each server, which is all that the server sees of the data
+    directory.
+    """
 
     sandbox: FindServerSandbox
     folder: Path
@@ -59,6 +62,8 @@ class McpConnectionStatus(Struct, frozen=True, kw_only=True):
 
 
 def is_same_connection(one: McpServerSettings, other: McpServerSettings) -> bool:
-    """Return whether a connection can stay open under the new settings. A change of `agents` does
-    not affect the connection."""
+    """Return whether a connection can stay open under the new settings.
+
+    A change of `agents` does not affect the connection.
+    """
     return replace(one, agents=()) == replace(other, agents=())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
-"""The maximum size of one message. A longer one is dropped, and its request fails with an error."""
+"""The maximum size of one message. A longer message is dropped, and the request that it answers fails."""
 EXIT_TIMEOUT_S = 2.0  # time for a server to exit by itself
 PREFIX_BYTES = 512  # of an oversized message, searched for its request id
 STDERR_LOG = "stderr.log"
@@ -87,9 +87,10 @@ def _find_request_id(prefix: bytearray) -> int | None:
 async def open_stdio_streams(
     child: RunningCommand, *, on_end: Callable[[], None], bytes_max: int = MESSAGE_BYTES_MAX
 ) -> AsyncGenerator[Streams]:
-    """Open the two message streams that the `mcp` package expects. On exit, the child has ended.
+    """Yield the two message streams that the `mcp` package expects, connected to an MCP server in a child process.
 
-    `on_end` is called when the child's output ends, whatever the cause.
+    On exit from the context, the child process gets time to exit, and is then killed. `on_end` is
+    called when the output of the child process ends, for whatever reason.
     """
     import anyio
     from mcp.shared.message import SessionMessage

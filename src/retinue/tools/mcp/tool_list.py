@@ -1,7 +1,7 @@
-"""Reads the tool list of an MCP server. Pure: limits the list, sanitizes it, and hashes it to detect changes.
+"""Parses the tool list that an MCP server sent: limits its size, sanitizes it, and hashes it to detect changes.
 
-A list that is not approved, or that has changed since, is not used. A server that was harmless
-yesterday may send models other instructions today.
+A list is used only if a person has approved it and it has not changed since the approval. A server
+that was harmless yesterday may send models other instructions today.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ _NO_ID = "0" * 32
 
 
 class ToolHints(Struct, frozen=True, kw_only=True):
-    """A server's hints about the effects of a tool. None means that an effect is unknown; then the
-    worse case is assumed."""
+    """A server's hints about the effects of a tool.
+
+    None means that the server gives no hint. The worse case is then assumed.
+    """
 
     read_only: bool | None = None
     destructive: bool | None = None
@@ -63,7 +65,11 @@ class OfferedTool(Struct, frozen=True, kw_only=True):
 
     @property
     def effects(self) -> frozenset[ToolEffect]:
-        """The effects of every MCP tool: its result is untrusted content, and a call sends data to the server."""
+        """The effects of the tool. Its results are always untrusted content.
+
+        Unless the server's hints exclude it, a call also counts as writing, and as sending data to
+        the outside.
+        """
         effects = {ToolEffect.READS_UNTRUSTED}
         if self.hints.read_only is not True:
             effects.add(ToolEffect.WRITES)
@@ -108,8 +114,9 @@ def build_tool_list(
     allow: Iterable[str] = ("*",),
     deny: Iterable[str] = (),
 ) -> McpToolList:
-    """Build the tool list as it would be used. The order in which a server lists its tools is
-    ignored.
+    """Build the tool list that agents get, without excluded tools.
+
+    The order in which a server lists its tools is ignored.
     """
     allowed, denied = tuple(allow), tuple(deny)
     offers: dict[str, OfferedTool] = {}
@@ -171,8 +178,9 @@ def sanitize_text(text: str) -> str:
 
 
 def _build_approval_text(tools: Iterable[OfferedTool], *, resources: bool) -> str:
-    """Return the text for approval. It contains everything that a model reads or that rules depend
-    on.
+    """Return the text that the owner approves.
+
+    It contains everything that a model reads or that rules depend on.
     """
     lines: list[str] = []
     for offer in tools:

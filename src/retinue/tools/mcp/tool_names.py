@@ -1,4 +1,4 @@
-"""Builds the names of MCP tools. Pure: a tool's name does not depend on other tools in the list."""
+"""Builds the names of MCP tools. A tool's name does not depend on other tools in the list."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _HASH_SUFFIX = re.compile(rf"_[0-9a-f]{{{HASH_DIGITS}}}\Z")
 def tool_name(server: str, tool: str) -> str:
     """Return `mcp_SERVER_TOOL`, in safe characters and within the length limit.
 
-    Server names contain no `_`, so tools of two servers never get the same name. A changed name
-    ends in a hash of the original. So does a name that already looks like one with a hash.
+    Server names contain no `_`, so tools of two servers never get the same name. If the name had to
+    be changed, it ends in a hash of the original. This also applies to a name that already ends
+    like a hash.
     """
     plain = f"{PREFIX}_{server}_{tool}"
     if tool and len(plain) <= NAME_LENGTH_MAX and not _UNSAFE.search(plain) and not _HASH_SUFFIX.search(plain):

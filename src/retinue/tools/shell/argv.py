@@ -50,8 +50,10 @@ _SENSITIVE_PREFIXES = ("LD_", "DYLD_", "PYTHON", "BASH_", "GIT_", "XDG_", "NPM_C
 
 
 def find_programs(names: Iterable[str], *, folder: Path | None = None) -> Mapping[str, ResolvedProgram]:
-    """Find the program for each name. A name without a program is left out. Relative paths are
-    resolved from `folder`, if given."""
+    """Find the program for each name. A name without a program is left out.
+
+    Relative paths are resolved from `folder`, if given.
+    """
     found: dict[str, ResolvedProgram] = {}
     for name in names:
         if "/" in name and not name.startswith("/"):
@@ -74,10 +76,10 @@ def build_environment(
     pty: bool,
     is_confined: bool,
 ) -> dict[str, str]:
-    """Return the full environment of a command. It includes nothing of the server's own environment.
+    """Return all environment variables of a command. It inherits none from the server process.
 
-    `server_variables` come from the server and may set anything. `requested` comes from the call
-    and is checked.
+    `server_variables` are chosen by the server, so they are not checked. `requested` are set by the
+    call, so they are checked.
     """
     if len(requested) > VARIABLES_MAX:
         raise TooManyVariables(variables_max=VARIABLES_MAX)
@@ -103,8 +105,9 @@ def build_environment(
 
 
 def build_argv(command: str, folder: Path, *, is_confined: bool) -> list[str]:
-    """Return the argv of a plain command. Anything else needs a shell, which is allowed only in a
-    sandbox.
+    """Return the argv of a command. A plain command runs without a shell.
+
+    Any other command needs a shell, which is allowed only in a sandbox.
     """
     try:
         line = parse_command_line(command)
@@ -128,8 +131,10 @@ def build_argv(command: str, folder: Path, *, is_confined: bool) -> list[str]:
 
 
 def find_program(command: str) -> str:
-    """Return the real path of the program that a plain command runs. Empty if the command needs a
-    shell or the program is not found."""
+    """Return the real path of the program that a plain command runs.
+
+    Empty if the command needs a shell or the program is not found.
+    """
     try:
         argv = parse_command_line(command).argv
     except Invalid:

@@ -78,7 +78,7 @@ class VariableValueInvalid(ToolFailed):
 
 
 class VariableDenied(ToolFailed):
-    """The environment variable controls what a program loads or runs, and the command has no sandbox."""
+    """A command without a sandbox may not set this variable, which controls what a program loads or runs."""
 
     code = "command.variable_denied"
 
@@ -111,7 +111,7 @@ class CommandNotApproved(ToolFailed):
 
 
 class CommandRulesChanged(ToolFailed):
-    """The rules for commands changed after the command was decided, and before it was started."""
+    """The rules for commands changed between the decision on a command and its start."""
 
     code = "command.rules_changed"
 
@@ -124,7 +124,7 @@ class CommandRulesChanged(ToolFailed):
 
 
 class CommandWebDenied(ToolFailed):
-    """The command names hosts, and the agent lacks the permission `web`."""
+    """The command needs the network, and its agent lacks the permission `web`."""
 
     code = "command.no_web"
 
@@ -146,7 +146,7 @@ class CommandHostInvalid(ToolFailed):
 
 
 class SandboxNotChosen(SandboxFailed):
-    """No sandbox may be used for the command, and it must not run without one."""
+    """No sandbox is available for the command, and the command must not run without one."""
 
     code = "sandbox.not_chosen"
 
@@ -273,7 +273,7 @@ class JobEnded(ToolFailed):
 
 
 class JobInputEmpty(ToolFailed):
-    """The call sends nothing to the command."""
+    """The call of `process` has no input to send to the command."""
 
     code = "process.input_empty"
 

@@ -1,4 +1,4 @@
-"""The tool `exec`: runs a command, waits for it for a while, and then leaves it running in the background."""
+"""The tool `exec`: runs a command and waits for it. After a time, the command continues in the background."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from retinue.config.sandbox import check_allowed_host
 from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import short_id
-from retinue.domain.permission import WEB_PERMISSION, Permission, PermissionKind, ProtectedPaths
+from retinue.domain.permission import WEB_PERMISSION, Permission, PermissionKind
 from retinue.domain.ports import Clock
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, ToolEffect, ToolSpec
 from retinue.policy.tools import exec_allowlist, exec_placement
@@ -37,7 +38,7 @@ from retinue.text.shell_parser import parse_command_line
 from retinue.tools.base import ToolContext, ToolOutput, as_tool_failed, schema_of
 from retinue.tools.files.errors import PathNotFolder
 from retinue.tools.files.instruction_guard import list_guarded_paths
-from retinue.tools.files.paths import find_reachable_paths, locate, missing_permissions
+from retinue.tools.files.path_access import find_reachable_paths, locate, missing_permissions
 from retinue.tools.shell import job_output
 from retinue.tools.shell.argv import build_argv, build_environment, find_program, find_programs
 from retinue.tools.shell.errors import (
@@ -56,7 +57,7 @@ YIELD_MS, YIELD_MS_MIN, YIELD_MS_MAX = 10_000, 10, 120_000
 TIMEOUT_S, TIMEOUT_S_MAX = 1_800, 86_400
 RESULT_TIMEOUT_S = YIELD_MS_MAX / 1000 + 60  # start, wait, and end a command that may not run on
 FOREGROUND_S_MAX = YIELD_MS_MAX / 1000  # for a command that must end in the foreground, if the agent lacks `process`
-LIMIT_MARGIN_S = 30.0  # we end an overdue command; the sandbox does if we could not
+LIMIT_MARGIN_S = 30.0  # after the timeout, in case the command was not ended then
 OUTPUT_PER_LOG_MAX = 16  # a command is ended when its output exceeds the log limit by this factor
 HOSTS_MAX = 32
 TAIL_CHARS = 2_000
@@ -118,8 +119,8 @@ class ExecArguments(msgspec.Struct, forbid_unknown_fields=True):
 class CommandPlacer(Protocol):
     """Chooses the sandbox of a command, and may tighten the confinement.
 
-    If the confinement cannot be applied, raises `SandboxFailed`; it is never loosened. `program` is
-    the real path of what runs, or empty if a shell runs the command.
+    The confinement is never loosened: if it cannot be applied, `SandboxFailed` is raised. `program`
+    is the real path of the program, or empty if a shell runs the command.
     """
 
     async def __call__(
@@ -193,8 +194,10 @@ class ExecTool:
             await self.rules.prepare_sandbox()
 
     def decide_sandbox(self, arguments: ExecArguments, context: ToolContext) -> Decision:
-        """Decide whether a command may run where it was placed, in a sandbox or on the host. Called
-        before `perform`."""
+        """Decide whether a command may run where it was placed, in a sandbox or on the host.
+
+        Called before `perform`.
+        """
         resolved, decision = self._decide(arguments, context)
         while len(self._judged) >= DECISIONS_CACHED_MAX:
             del self._judged[next(iter(self._judged))]
@@ -223,8 +226,10 @@ class ExecTool:
             raise
 
     async def _wait_to_end(self, job: Job, arguments: ExecArguments) -> ToolOutput:
-        """Wait until a command ends or is killed at its time limit. Used if the agent has no tool
-        for background commands."""
+        """Wait until a command ends or is killed at its time limit.
+
+        Used if the agent has no tool for background commands.
+        """
         in_time = not arguments.background and await self.jobs.wait(job, arguments.yield_ms / 1000)
         if not in_time and not await self.jobs.wait(job, FOREGROUND_S_MAX + LIMIT_MARGIN_S):
             raise CommandNotEnded
@@ -270,8 +275,10 @@ class ExecTool:
         return exec_allowlist.decide_by_allowlist(policy.allow, line, programs, writable=writable)
 
     def _require_decision(self, arguments: ExecArguments, context: ToolContext) -> CommandLocation:
-        """Return whether a command runs in a sandbox or on the host. A command is refused if its
-        decision changed since it was approved or allowed."""
+        """Return whether a command runs in a sandbox or on the host.
+
+        A command is refused if the decision on it has changed since it was approved or allowed.
+        """
         resolved, decision = self._decide(arguments, context)
         if decision.is_denied:
             raise CommandDenied(because=decision.because)
@@ -341,8 +348,10 @@ class ExecTool:
     # Output
 
     async def _build_finished_output(self, job: Job, *, in_foreground: bool = False) -> ToolOutput:
-        """Return the output of a finished command. With `in_foreground`, the agent cannot read the
-        log later.
+        """Return the output of a finished command.
+
+        With `in_foreground`, the agent cannot read the log later. So the log is deleted, and the
+        result may contain more of the output.
         """
         job_store = self.jobs.store
         chars_max = (

@@ -35,7 +35,10 @@ def strip_control_sequences(text: str) -> str:
 
 
 class JobLog:
-    """Writes the output of a command to a file: the beginning and, when it is closed, the last part too."""
+    """Writes the output of a command to a file of limited size.
+
+    The file contains the beginning of the output. On close, the last part is added.
+    """
 
     def __init__(self, path: Path, *, bytes_max: int) -> None:
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0)
@@ -107,7 +110,7 @@ def read_with_middle_cut(path: Path, *, chars_max: int, mask: Redact = str) -> C
 
 
 def read_tail(path: Path, *, chars_max: int, from_byte: int = 0, mask: Redact = str) -> tuple[str, int]:
-    """Return the last part of a command's output, or of the output after `from_byte`. Also return the end position."""
+    """Return the last part of a command's output, or of the output after `from_byte`, and the position of its end."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = max(from_byte, size - chars_max * UTF8_BYTES_MAX, 0)

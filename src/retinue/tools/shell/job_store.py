@@ -114,8 +114,9 @@ class JobStore:
         return await self._store.write(body, point="process-end")
 
     async def notify_session(self, process: CommandProcess) -> None:
-        """Send the envelope about the end of a command. Its key derives from the process, so it is
-        sent once.
+        """Send the envelope about the end of a command.
+
+        Its key derives from the process, so it is sent once.
         """
         draft = EnvelopeDraft(
             id=EnvelopeId(derive_id(process.id, "ended")),
@@ -157,13 +158,14 @@ class JobStore:
         return found[0]
 
     async def remove(self, id_: str) -> None:
-        """Delete a finished command and its log. A running command stays."""
+        """Delete a finished command and its log. Does nothing if the command is running."""
         if await self._store.write(partial(processes.remove, id_=id_), point="process-remove"):
             self.log_path(id_).unlink(missing_ok=True)
 
     async def prune(self, session: SessionId | None = None) -> bool:
-        """Delete expired commands, and surplus ones of a session. Returns whether any finished
-        command is left.
+        """Delete commands that ended long ago. For a session, also delete those beyond its limit, oldest first.
+
+        Returns whether any finished command is left.
         """
         before = to_ms(self._clock.now() - timedelta(seconds=self.limits.retention_s))
         stale = await self._store.read(partial(processes.list_stale, before_ms=before, limit=BATCH_SIZE))

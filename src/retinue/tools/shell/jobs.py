@@ -40,11 +40,11 @@ RETRIES_MAX = 20
 T = TypeVar("T")
 
 AssessTrust = Callable[[bool], Awaitable[Trust]]
-"""Returns the current trust of a command's output. The argument: whether it gets untrusted input from now on."""
+"""Returns the current trust of a command's output. The argument is whether it gets untrusted input from now on."""
 
 
 class JobRequest(Struct, frozen=True, kw_only=True):
-    """A command to start, and what is to be recorded about it."""
+    """A command to start, and the facts to store about it."""
 
     start: Callable[[], Coroutine[Any, Any, RunningCommand]]
     command: str
@@ -66,7 +66,7 @@ class Job:
         self.assess_trust = order.assess_trust
         self.path_guard = order.path_guard
         self.finished = asyncio.Event()
-        self.because = ""  # why we ended it, if we did
+        self.because = ""  # why the server ended it, if it did
         self.ended_by_session = False
 
     @property
@@ -93,8 +93,9 @@ class JobRunner:
         self._prune_later()
 
     async def close(self) -> None:
-        """End every command, within a time limit. Sessions are notified at the next start of the
-        server.
+        """End every command, within a time limit.
+
+        Sessions are notified at the next start of the server.
         """
         self._is_closing = True
         if self._cancel_pruning is not None:
@@ -144,8 +145,10 @@ class JobRunner:
         return False
 
     async def kill(self, job: Job, because: str, *, by_session: bool = False) -> None:
-        """Kill the command and everything that it started. Returns when the command has ended, or
-        after a time limit."""
+        """Kill the command and everything that it started.
+
+        Returns when the command has ended, or after a time limit.
+        """
         job.because = job.because or because
         job.ended_by_session = job.ended_by_session or by_session
         # In a separate task, so that cancelling the caller does not cancel the kill.
@@ -287,8 +290,10 @@ class JobRunner:
         self._prune_later()
 
     async def _retry_store(self, write: Callable[[], Awaitable[T]]) -> T | None:
-        """Repeat a change of the store while the store cannot write. If no attempt succeeds, the
-        next start of the server cleans up."""
+        """Try a change of the store again while the store cannot write.
+
+        If no attempt succeeds, the next start of the server cleans up.
+        """
         for _ in range(RETRIES_MAX):
             try:
                 return await write()

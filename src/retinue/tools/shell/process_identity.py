@@ -26,7 +26,7 @@ def read_identity(pid: int) -> str:
 def kill_leftover(pid: int, identity: str) -> str:
     """Kill a process that an earlier server process left, with its group, unless the pid was reused.
 
-    Returns what was found and done.
+    Returns the reason to store for the end of the command.
     """
     if pid <= 1 or not identity or read_identity(pid) != identity:
         return "it had ended when the server was started again, and its exit code is unknown"

@@ -14,16 +14,18 @@ from msgspec import Struct
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings, WorkspaceAccess
 from retinue.domain.ids import RunId
-from retinue.domain.permission import CREATED_AGENTS_FOLDER, AgentRights
+from retinue.domain.permission import AgentRights
 from retinue.domain.ports import Clock
+from retinue.domain.protected_paths import CREATED_AGENTS_FOLDER
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.policy.tools.exec_placement import CommandLocation, ExecPolicy
 from retinue.policy.tools.sandbox_settings import merge_sandbox_settings
 from retinue.sandbox.base import Confinement, NetworkAccess, Sandbox, SandboxProbe
+from retinue.sandbox.confinement import CommandFacts, RequestedConfinement
 from retinue.sandbox.mounts import is_guardable
-from retinue.sandbox.sandbox_selection import CommandFacts, RequestedConfinement, SandboxChoice, choose_sandbox
+from retinue.sandbox.sandbox_selection import SandboxChoice, choose_sandbox
 from retinue.sandbox.secret_mounts import add_secrets, find_applicable_secrets
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
@@ -42,10 +44,10 @@ class PlacedCommand(Struct, frozen=True):
 class CommandPathGuard(Struct, frozen=True):
     """The paths that one command may not change, because of the person on whose behalf it runs.
 
-    The sandbox mounts existing folders among them read-only. Other paths cannot be protected in
-    this way: a missing file can be created, and a file loses its mount when another process
-    replaces it. They are in `unguarded`. If one of them changes during the command, it becomes
-    untrusted.
+    The sandbox mounts a path read-only if it is an existing folder. Other paths cannot be protected
+    in this way: a missing file can be created, and a file loses its mount when another process
+    replaces it. These paths are in `unguarded`. If one of them changes while the command runs, its
+    content becomes untrusted.
     """
 
     store: Store
@@ -74,7 +76,10 @@ def build_path_guard(placed: PlacedCommand, *, store: Store, now: datetime, run:
 
 
 async def settle_changes(store: Store, paths: Sequence[str]) -> None:
-    """Clear the mark "may have changed" of unchanged paths, after the last command that could change them has ended."""
+    """Remove the mark "may have changed" from paths that have not changed.
+
+    Called when the last command that could change these paths has ended.
+    """
     changed = await asyncio.to_thread(lambda: {path: _ctime_ms(path) for path in paths})
     await store.write(partial(file_trust.clear_unchanged, changed=changed), point="label")
 
@@ -89,10 +94,10 @@ def _ctime_ms(path: str) -> int | None:
 async def assess_output_trust(
     store: Store, clock: Clock, context: ToolContext, placed: PlacedCommand, *, run: RunId | None, untrusted: bool
 ) -> Trust:
-    """Return the trust of a command's output.
+    """Return the trust of a command's output, and mark what the command can write as untrusted if necessary.
 
-    Output is untrusted if the command has a network or untrusted input. A command without a sandbox
-    is treated as if it had a network.
+    Output is untrusted if the command has a network or untrusted input, or can read an untrusted
+    file. A command without a sandbox is treated as if it had a network.
     """
     networked = placed.confinement.network is not None or not placed.is_confined
     doubted = untrusted or networked or context.trust is Trust.UNTRUSTED
@@ -130,7 +135,7 @@ class SandboxChooser:
     _probes: dict[SandboxKind, SandboxProbe] = field(default_factory=dict[SandboxKind, SandboxProbe], repr=False)
 
     async def probe(self) -> SandboxProbe:
-        """Probe the configured sandbox once. Before that, no sandbox counts as working."""
+        """Test the configured sandbox once. Before this test, no sandbox counts as working."""
         async with self._probe_lock:
             kind = self.settings().kind
             if kind not in self._probes:
@@ -152,7 +157,7 @@ class SandboxChooser:
             await self.probe()
 
     def adapt_policy(self, context: ToolContext, policy: ExecPolicy) -> ExecPolicy:
-        """Return the policy for commands on the host if the owner disabled the sandbox for this session."""
+        """Return the policy for commands. If the owner disabled the sandbox for this session, they run on the host."""
         choice = self._choose(context, Confinement(folder=context.rights.workspace))
         bare = choice.kind is SandboxKind.OFF and choice.decision.is_allowed
         return replace(policy, host=CommandLocation.HOST) if bare else policy
@@ -163,8 +168,10 @@ class SandboxChooser:
     async def __call__(
         self, context: ToolContext, confinement: Confinement, where: CommandLocation, program: str
     ) -> PlacedCommand:
-        """Choose and build the sandbox of a command. `program` is the real path of what runs, or
-        empty if a shell runs the command."""
+        """Choose and build the sandbox of a command.
+
+        `program` is the real path of the program, or empty if a shell runs the command.
+        """
         _require_unmoved_workspace(context.rights.workspace)
         choice = self._choose(context, confinement)
         _require_hosts(confinement.network, choice.confinement.network)
@@ -218,16 +225,18 @@ class SandboxChooser:
 
 
 def _require_unmoved_workspace(workspace: Path) -> None:
-    """Refuse a nested workspace that was replaced by a link, because the outer agent could have
-    made it.
+    """Refuse a nested workspace that was replaced by a link.
+
+    The agent that owns the outer workspace could have made the link.
     """
     if CREATED_AGENTS_FOLDER in workspace.parts and os.path.realpath(workspace) != str(workspace):
         raise WorkspaceMoved(workspace)
 
 
 def _require_hosts(requested: NetworkAccess | None, chosen: NetworkAccess | None) -> None:
-    """Refuse to run without a requested host, because the command would fail without a clear
-    reason.
+    """Refuse a command if the sandbox does not allow one of its requested hosts.
+
+    The command would otherwise fail without a clear reason.
     """
     left: Sequence[str] = chosen.hosts if chosen else ()
     missing = [host for host in (requested.hosts if requested else ()) if host not in left]

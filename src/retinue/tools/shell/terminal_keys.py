@@ -55,7 +55,7 @@ def encode_keys(keys: Sequence[str], hex_bytes: Sequence[str] = (), literal: str
 
 
 def encode_paste(text: str, *, bracketed: bool) -> bytes:
-    """Encode a text as a terminal pastes it. It cannot contain the end marker of a bracketed paste."""
+    """Encode a text as a terminal sends pasted text. The end marker of a bracketed paste is removed from it."""
     data = text.encode(errors="replace")
     if not bracketed:
         return data

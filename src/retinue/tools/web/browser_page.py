@@ -64,8 +64,9 @@ class _Tab(Struct):
 
 
 class BrowserPages:
-    """The tabs of one browser. A window that a page opens becomes the current tab; `back` closes
-    it.
+    """The tabs of one browser.
+
+    A window that a page opens becomes the current tab; `back` closes it.
     """
 
     def __init__(self, cdp: CdpClient, *, load_s: float) -> None:
@@ -174,8 +175,11 @@ class BrowserPages:
         return base64.b64decode(str(shot["data"]))
 
     async def read_location(self) -> tuple[str, str]:
-        """Return the address and title of the current page. If that is an internal page of Chromium
-        or a file, the browser leaves it at once."""
+        """Return the address and title of the current page.
+
+        If the page is a file or an internal page of Chromium, the browser leaves it at once and an
+        error is raised.
+        """
         history = await self._call("Page.getNavigationHistory")
         entry = history["entries"][int(history["currentIndex"])]
         url = str(entry["url"])
@@ -185,7 +189,7 @@ class BrowserPages:
         return url, str(entry.get("title", ""))
 
     async def list_targets(self) -> list[str]:
-        """Return the ids of the open windows."""
+        """Return the DevTools ids of the open windows of the browser."""
         found = await self._cdp.call("Target.getTargets")
         return [str(each["targetId"]) for each in found["targetInfos"] if each.get("type") == "page"]
 
@@ -287,8 +291,10 @@ class BrowserPages:
         )
 
     async def _ignore_failure(self, call: Awaitable[Any]) -> None:
-        """Ignore it if the browser does not confirm an event. An event that opens a dialog is
-        confirmed late, and one that closes the page never."""
+        """Await a call that sends an event, and ignore it if the browser does not confirm the event.
+
+        An event that opens a dialog is confirmed late, and one that closes the page never.
+        """
         with contextlib.suppress(BrowserCommandFailed):
             await call
 

@@ -52,8 +52,10 @@ class BrowserProxy:
     """A proxy on a Unix socket or a loopback port. It reads only the target of a request, not the content."""
 
     def __init__(self, guard: Callable[[], UrlGuard], *, bytes_max: int, on_limit: Callable[[], None]) -> None:
-        """Create a proxy. `on_limit` is called when more than `bytes_max` were transferred,
-        counting both directions."""
+        """Create a proxy.
+
+        `on_limit` is called when more than `bytes_max` were transferred, counting both directions.
+        """
         self._guard = guard
         self._bytes_left = bytes_max
         self._on_limit = on_limit
@@ -116,7 +118,7 @@ class BrowserProxy:
             writer.close()
 
     async def _connect(self, request: _ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to a checked address, trying each one in turn."""
+        """Connect to one of the checked addresses, trying them in turn."""
         if request.host in _CHROMIUM_HOSTS:
             raise OSError("a host of Chromium itself")
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -19,11 +19,11 @@ _CHUNK_BYTES = 256 * 1024
 _ID = re.compile(rb'\{"id":(\d{1,15}),')
 
 EventListener = Callable[[str, dict[str, Any], str], None]
-"""Called with the name, the parameters and the protocol session of each event. The last one is `gone`."""
+"""Called with the name, the parameters and the protocol session of each event. The last event is `gone`."""
 
 
 class CdpClient:
-    """Sends commands to a browser and dispatches its events."""
+    """Sends DevTools commands to a browser, and passes its events to listeners."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -1,10 +1,11 @@
 """Finds, confines, starts and ends a headless Chromium.
 
 With bubblewrap, Chromium has no network except a socket to the proxy, sees only system files, and
-its files are deleted with it. Inside bubblewrap, Chromium's own sandbox works too, even for root.
+its own files are deleted when it ends. Inside bubblewrap, Chromium's own sandbox works too, even
+for root.
 
-Without bubblewrap, only Chromium's own sandbox confines it, which is not available to root. So root
-without bubblewrap has no browser.
+Without bubblewrap, only Chromium's own sandbox confines it, and that sandbox does not work for
+root. So a server that runs as root has no browser without bubblewrap.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class ChromiumProcess:
         self.proxy = proxy
         self._process = process
         self._folder = folder
-        self.end_reason = ""  # why we ended it, if we did
+        self.end_reason = ""  # why the server killed it, if it did
         self._stderr_tail = b""
         self._monitor_task: asyncio.Task[None] | None = None
         self._stderr_task = asyncio.get_running_loop().create_task(self._read_stderr(process.stderr))
@@ -188,8 +189,10 @@ class ChromiumProcess:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def start_monitor(self, memory_bytes_max: int) -> None:
-        """Start the resource monitor, which kills a browser that exceeds a limit. Limits of the
-        kernel (rlimits) are not used, because Chromium fails under them."""
+        """Start the resource monitor, which kills a browser that exceeds a limit.
+
+        Limits of the kernel (rlimits) are not used, because Chromium fails under them.
+        """
         watch = ResourceMonitor(self.pid, ResourceLimits(memory_bytes=memory_bytes_max, processes=THREADS_MAX))
         self._monitor_task = asyncio.get_running_loop().create_task(self._monitor(watch))
 

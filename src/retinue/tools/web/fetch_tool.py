@@ -72,10 +72,10 @@ class WebFetchTool:
         tls: ssl.SSLContext | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
-        """Create the tool. `files` stores a response that is an image or a document. `redact`
-        removes secrets from shown text.
+        """Create the tool.
 
-        A secret that crosses the edge of a shown part is redacted too.
+        `files` stores a response that is an image or a document. `redact` removes secrets from
+        shown text, also a secret that crosses the edge of the shown part.
         """
         self._settings = settings
         self._ids = ids
@@ -119,8 +119,10 @@ class WebFetchTool:
         return ToolOutput(text=text, trust=Trust.UNTRUSTED, attachments=page.attachments, failed=failed)
 
     def _wrap_page(self, text: str, source: Mapping[str, str], id_: str, *, offset: int, chars_max: int) -> str:
-        """Return as much of the text as fits together with its wrapper. Replaced markers and
-        secrets may be longer than before."""
+        """Return as much of the text as fits into a result, together with its wrapper.
+
+        Replacing forged markers and secrets can make the text longer.
+        """
         end = min(len(text), offset + chars_max)
         while True:
             shown = redact_part(text, offset, max(end, offset), self._redact)

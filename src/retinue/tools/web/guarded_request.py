@@ -1,4 +1,7 @@
-"""Sends one guarded HTTP request: every redirect is checked and pinned, and every response is limited."""
+"""Sends HTTP requests under the URL guard: checks each target and redirect, and limits each response.
+
+The connection is made to exactly the addresses that were checked.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,10 @@ _CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebResponse:
-    """The response after the last redirect. `is_truncated` means that the body was longer than the
-    part that was read."""
+    """The response after the last redirect.
+
+    `is_truncated` means that the body was longer than the part that was read.
+    """
 
     url: str
     status: int
@@ -49,7 +54,7 @@ class WebResponse:
 
 
 class GuardedHttpClient:
-    """Sends requests without a connection pool, cookies or proxy settings of the environment."""
+    """Sends HTTP requests to hosts that the guard allows. Uses no connection pool, no cookies and no system proxy."""
 
     def __init__(self, guard: UrlGuard, *, tls: ssl.SSLContext | None = None) -> None:
         """Create a client. `tls` defaults to the certificate authorities of the system."""
@@ -153,7 +158,10 @@ class GuardedHttpClient:
 
 
 def _find_redirect(response: WebResponse) -> str:
-    """Return the URL of a redirect, or an empty string. An invalid URL is returned unchanged, to be refused."""
+    """Return the URL to which a response redirects. Returns an empty string if it does not redirect.
+
+    An invalid URL is returned unchanged, because the guard refuses it before the next request.
+    """
     if response.status not in _REDIRECT_STATUSES or not (location := response.headers.get("location", "").strip()):
         return ""
     try:

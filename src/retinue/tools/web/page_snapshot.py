@@ -40,8 +40,9 @@ _STATES = ("checked", "selected", "expanded", "disabled", "required", "focused",
 
 
 class ElementRefs(Struct):
-    """Maps refs to page elements. An element keeps its ref while its page is open; refs are never
-    reused.
+    """Maps refs to page elements. Refs are never reused.
+
+    An element keeps its ref until the page is left, or until the page has too many refs.
     """
 
     count: int = 0  # over all pages
@@ -72,7 +73,7 @@ class PageOutline(Struct):
     lines: list[str] = field(default_factory=list[str])
 
     def add_frame(self, nodes: Sequence[Mapping[str, Any]], *, depth: int = 0) -> None:
-        """Add one frame, given in the format of `Accessibility.getFullAXTree`."""
+        """Add one frame of the page. `nodes` has the format of `Accessibility.getFullAXTree`."""
         if not nodes:
             return
         by_id = {str(node.get("nodeId")): node for node in nodes[:NODES_MAX]}
@@ -92,8 +93,9 @@ class PageOutline(Struct):
             left += [(child, below) for child in reversed(children)]
 
     def _add_line(self, node: Mapping[str, Any], depth: int) -> tuple[str, int]:
-        """Add the line of a node, if it has one. Returns whether it is a leaf, and the depth of its
-        children.
+        """Add the line of a node of the accessibility tree, unless the node has none.
+
+        Returns whether the node is a leaf, and the depth of its children.
         """
         role, name = _value(node, "role"), " ".join(_value(node, "name").split())[:NAME_CHARS_MAX]
         if node.get("ignored") or role in _SKIPPED_ROLES:

@@ -211,7 +211,10 @@ def _time_range(freshness: str | None) -> str:
 
 
 def _build_setup_hint() -> ToolOutput:
-    """Return instructions for an instance without a search engine. They need no wrapper, because retinue wrote them."""
+    """Return instructions for an instance without a search engine.
+
+    They are not wrapped as untrusted content, because they contain only fixed text.
+    """
     hint = {
         "error": "missing_search_key",
         "message": "No search engine is configured on this server, so nothing was searched.",
@@ -226,8 +229,10 @@ def _build_setup_hint() -> ToolOutput:
 
 
 def _parse_response(response: WebResponse, engine: str) -> dict[str, Any]:
-    """Parse the response of a search engine. Errors are in the words of retinue, because a server
-    can return anything."""
+    """Parse the response of a search engine.
+
+    Errors contain no text from the response, because a server can return anything.
+    """
     match response.status:
         case 200:
             pass

@@ -50,8 +50,7 @@ async def resolve_by_system(host: str, port: int) -> Sequence[str]:
 
 
 class UrlGuard:
-    """Decides where a connection may go. `private_hosts` are in the owner's network, as HOST or
-    HOST:PORT.
+    """Decides where a connection may go. `private_hosts` are in the owner's network, as HOST or HOST:PORT.
 
     `allowed_networks` are treated as public. This is for tests, which have only loopback.
     """
@@ -70,9 +69,7 @@ class UrlGuard:
         self._resolve = resolve
 
     def parse_url(self, url: str) -> UrlTarget:
-        """Parse and check a URL. Raises `WebRefused` if its text alone shows that it may not be
-        reached.
-        """
+        """Parse and check a URL. Raises `WebRefused` if its text alone shows that it may not be reached."""
         text = url.strip()
         if because := _find_url_error(text):
             raise UrlInvalid(text, because=because)
@@ -106,10 +103,10 @@ class UrlGuard:
             raise HostRefused(host, because=because)
 
     async def resolve_addresses(self, host: str, port: int) -> tuple[str, ...]:
-        """Resolve a host once and return its addresses. Connect to exactly these. Raises
-        `WebRefused` if one of them is forbidden.
+        """Resolve a host once and return its addresses. The caller must connect to exactly these addresses.
 
-        One forbidden address is enough to refuse the host, because such a name is made to mislead.
+        Raises `WebRefused` if one of them is forbidden. One forbidden address is enough to refuse
+        the host, because such a name is made to mislead.
         """
         self.check_host(host, port)
         found = (host,) if ip_ranges.is_ip_address(host) else await self._resolve_host(host, port)
@@ -180,7 +177,7 @@ def _split_host(netloc: str) -> str:
 
 
 def _normalize_private_host(entry: str) -> str:
-    """Normalize to `HOST` or `HOST:PORT`, with addresses without brackets."""
+    """Normalize an entry to `HOST` or `HOST:PORT`. An IPv6 address has no brackets."""
     host, colon, port = entry.rpartition(":")
     if colon and port.isdigit() and (host.startswith("[") or ":" not in host):
         return f"{ip_ranges.normalize_host(host)}:{int(port)}"

@@ -1,4 +1,4 @@
-"""Add details of model calls, daily sums, credentials and their cooldowns, and the model choice of a session."""
+"""Add details of model calls, daily sums, credentials with their cooldowns, and the model choice of a session."""
 
 from __future__ import annotations
 

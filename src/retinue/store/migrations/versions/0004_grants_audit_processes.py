@@ -53,7 +53,10 @@ def upgrade() -> None:
 
 
 def _lighten_money() -> None:
-    """Drop two indexes that each model call had to update: one is unused, one is needed for child runs only."""
+    """Drop two indexes that every model call had to update.
+
+    One is not used. The other is replaced by an index of child runs only.
+    """
     op.drop_index("ix_money_session", "money")
     op.drop_index("ix_money_root", "money")
     below = sa.text("root != run")
@@ -61,7 +64,7 @@ def _lighten_money() -> None:
 
 
 def _lighten_sessions() -> None:
-    """Index active sessions by id. By update time, each commit of a run had to update the index."""
+    """Index active sessions by id instead of update time, because every commit of a run changes the update time."""
     op.drop_index("ix_sessions_active", "sessions")
     active = sa.text("wakefulness = 'active'")
     op.create_index(

@@ -1,4 +1,4 @@
-"""Add notifications, questionnaires, preferences and events for one person."""
+"""Add notifications, questionnaires, preferences, and events that are addressed to one person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add record chunks: many completed records in one row. Existing records get none."""
+"""Add record chunks, which store many records in one row. No chunks are built for existing records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add delegations, and the lineage of runs that another run started."""
+"""Add delegations, and the lineage of runs that were started by another run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add the latest system prompt of each session."""
+"""Store the latest system prompt of each session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add archived sessions of subagents, and the time after which they are archived."""
+"""Store when a session was archived, and how long after its work the session of a subagent is archived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add session ids chosen for external agents, and webhooks to notify when an envelope is done."""
+"""Add session keys chosen by external agents, and webhooks that are called when an envelope is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add schedules and their occurrences, and when a context began and a session was last active."""
+"""Add schedules and their occurrences, and the times when a session's context began and was last active."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def upgrade() -> None:
 
 
 def _date_contexts() -> None:
-    """For existing sessions, a context began with its last marker and was active at the last update."""
+    """Add the columns for the start of the context and the last activity, and fill them for existing sessions.
+
+    The context started at the last marker record, and the last activity was the last update.
+    """
     with op.batch_alter_table("sessions", table_kwargs={"sqlite_with_rowid": False}) as sessions:
         sessions.add_column(sa.Column("began_ms", sa.BigInteger(), nullable=False, server_default="0"))
         sessions.add_column(sa.Column("active_ms", sa.BigInteger(), nullable=False, server_default="0"))

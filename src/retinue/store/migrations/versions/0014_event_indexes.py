@@ -1,6 +1,7 @@
-"""Read events in one order: drop the index by session, which cost about as much as the event itself.
+"""Drop the index of events by session, and add an index by run.
 
-Add an index by run for the events that a run's timeline needs.
+Updating the index by session cost about as much as storing the event. The index by run contains
+only the events that a run's timeline needs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rename tables, columns and stored values to the words of the glossary.
 
-Nothing is copied: tables and columns are renamed in place. SQLite can rename neither an index nor a constraint, and
-cannot change a CHECK. Its schema is text, so this migration edits that text, as described in
-https://www.sqlite.org/lang_altertable.html for changes that do not affect the content of the file. Only the partial
-indexes whose conditions name a renamed value are built again.
+Tables and columns are renamed in place, so no data is copied. SQLite cannot rename an index or a
+constraint, and cannot change a CHECK. So this migration edits the text of SQLite's schema, as
+https://www.sqlite.org/lang_altertable.html describes for changes that do not affect the stored
+data. Only partial indexes whose conditions contain a renamed value are built again.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def upgrade() -> None:
 
 
 def _group_values() -> dict[str, str]:
-    """Return one UPDATE's assignments and condition for each table, so that each is read only once."""
+    """Return one UPDATE for each table, as assignments and a condition, so that each table is read only once."""
     changes: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for table, column, old, new in (
         *_VALUES,
@@ -210,7 +210,7 @@ def _group_values() -> dict[str, str]:
 
 
 def _rename_state_keys() -> None:
-    """Rename the server's own keys in the state of connectors, and the shared template among the approved hashes."""
+    """Rename the keys of the server in connector state, and the instance's name in approved hashes."""
     op.execute("UPDATE connector_state SET key = 'server/' || substr(key, 7) WHERE substr(key, 1, 6) = 'house/'")
     # An agent may be called `instance`. Its row wins; the shared template is stored again when it is next used.
     op.execute(
@@ -240,7 +240,7 @@ _CONSTRAINT_NAME = re.compile(r"\b(?:ix|uq|ck|fk|pk)_\w+")
 
 
 def _edit_sqlite_schema() -> None:
-    """Edit the names of indexes and constraints, the CHECK and the length of a status."""
+    """Change the names of indexes and constraints, a CHECK, and the length of a status column in SQLite's schema."""
     conn = op.get_bind()
     names = {*_TABLES.values(), *(new for columns in _COLUMNS.values() for new in columns.values())}
     quoted = re.compile(f'"({"|".join(sorted(names))})"')

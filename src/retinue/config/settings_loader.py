@@ -57,7 +57,7 @@ _MOVED_KEYS = {
     "version": "the file version is `config_version`",
     "memory": "each agent has its own memory, in its agent directory",
     "profiles": "there are no profiles; use templates",
-    "home": "the data directory contains this file, so it is set with RETINUE_HOME",
+    "home": "the data directory contains this file, so its path is set with the environment variable RETINUE_HOME",
 }
 _TOP_LEVEL_REASON = "it is a top-level section, next to [server]"
 
@@ -67,8 +67,8 @@ T = TypeVar("T")
 class Configuration(Struct, frozen=True, kw_only=True):
     """The settings and declarations from the environment and the settings files.
 
-    `hash` is the hash of the main file's text. A patch must pass this hash. `renamed` has the files that still contain
-    names of an earlier version.
+    `hash` is the hash of the main file's text. A request to change the file must pass this hash. `renamed` lists the
+    files that still contain old names of settings.
     """
 
     settings: Settings
@@ -80,7 +80,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
     @property
     def default_agent(self) -> str | None:
-        """The agent that answers if a message names no agent.
+        """The agent that gets messages for which no agent is given.
 
         It is the configured agent, otherwise `main`, otherwise the first declared agent.
         """
@@ -89,10 +89,10 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedSettings:
-    """All errors in the settings, and the settings with defaults in place of invalid values. For diagnosis.
+    """All errors in the settings, and the settings with defaults in place of invalid values.
 
-    `tree` is the content of the files. Texts with a variable are `ExpandedText`. `positions` has the file and line of
-    each key.
+    `tree` is the merged content of the files. A string that contained a variable is an `ExpandedText`. `positions` has
+    the file and line of each key.
     """
 
     configuration: Configuration
@@ -105,7 +105,7 @@ class ExaminedSettings:
 class ReloadResult(Struct, frozen=True, kw_only=True):
     """The result of a reload: the settings to use now, and the changes that wait for a restart.
 
-    In `settings`, settings that need a restart have their old values. Their changes are in `pending_restart`.
+    In `settings`, a setting that needs a restart still has its old value. `pending_restart` lists these changes.
     """
 
     configuration: Configuration
@@ -137,8 +137,8 @@ def load_configuration(
 ) -> Configuration:
     """Return the configuration, or raise `InvalidSettings` with all errors.
 
-    If `text` is given, it replaces the text of the main file. With `accept_old_names`, settings may have names of an
-    earlier version. `Configuration.renamed` lists these settings.
+    If `text` is given, it is used instead of the text of the main file. With `accept_old_names`, settings may have old
+    names. `Configuration.renamed` lists these settings.
     """
     examined = examine_configuration(environment, text=text, runners=runners, accept_old_names=accept_old_names)
     if examined.faults:
@@ -153,9 +153,9 @@ def examine_configuration(
     runners: frozenset[str] = RUNNERS,
     accept_old_names: bool = False,
 ) -> ExaminedSettings:
-    """Return the configuration together with all errors in it, instead of raising them.
+    """Return the configuration and all errors in it. Unlike `load_configuration`, this raises no error.
 
-    For commands that inspect an instance with invalid settings.
+    It is for commands that inspect an instance with invalid settings.
     """
     home = find_data_directory(environment)
     file = find_settings_file(environment, home)
@@ -209,7 +209,7 @@ def reload_configuration(current: Configuration, environment: Mapping[str, str])
 
 
 def hash_settings_text(text: str) -> str:
-    """Return the hash of a settings text. It ensures that a patch changes only the text for which it was made."""
+    """Return the hash of a settings text. A change must give this hash, so that it applies to this text only."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -280,9 +280,9 @@ def _matching_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _is_excluded(file: Path) -> bool:
-    """Whether to skip a file that an include pattern matches: a backup or a hidden file.
+    """Whether a file is skipped although it matches an include pattern: if it is a backup or a hidden file.
 
-    Killing a process while it writes can leave a hidden file behind.
+    A process that is killed while it writes a settings file can leave a hidden file behind.
     """
     return file.name.endswith(BACKUP_SUFFIX) or file.name.startswith(".")
 
@@ -343,7 +343,7 @@ def _check_password(store: object, faults: FaultCollector) -> None:
 def _environment_overrides(environment: Mapping[str, str], faults: FaultCollector) -> dict[str, Any]:
     """Return the values of RETINUE_STORE and RETINUE_ZONE.
 
-    They override the file, so that a single command can use another store.
+    These variables override the settings file, so that a single command can use another store.
     """
     found: dict[str, Any] = {}
     if store := environment.get("RETINUE_STORE"):
@@ -372,7 +372,7 @@ def _environment_overrides(environment: Mapping[str, str], faults: FaultCollecto
 
 
 def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
-    """Report an error if other machines can reach the TCP port without a trusted proxy with TLS."""
+    """Report an error if other machines can reach the TCP port and no proxy with TLS is configured."""
     if not settings.listen.enabled or validators.is_loopback(settings.listen.host):
         return
     missing = [
@@ -393,7 +393,7 @@ def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
 
 
 def _keep_until_restart(old: T, new: T) -> T:
-    """Return the new settings, but keep the old values of settings that need a restart."""
+    """Return the new settings, with the old value of each setting that needs a restart."""
     kept: dict[str, Any] = {}
     for each in fields(cast(Any, new)):
         before, after = getattr(old, each.name), getattr(new, each.name)

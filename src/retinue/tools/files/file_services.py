@@ -10,8 +10,8 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from retinue.domain.permission import ProtectedPaths
 from retinue.domain.ports import Clock
+from retinue.domain.protected_paths import ProtectedPaths
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.store.agents import file_trust

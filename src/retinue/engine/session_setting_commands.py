@@ -90,7 +90,7 @@ class AvailableOptions(Protocol):
 
 
 class NoAvailableOptions:
-    """The options of a server on which sessions can choose nothing."""
+    """The default `AvailableOptions`, with which sessions can choose nothing."""
 
     def list_models(self, agent: Agent, options: SessionOptions) -> Sequence[str]:
         return [agent.model or "the default model"]

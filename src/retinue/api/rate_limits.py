@@ -1,6 +1,6 @@
-"""Limits per caller: lockout of addresses that guess secrets, and rate limits per principal.
+"""Limits per caller: addresses that guess secrets are locked out, and each principal has rate limits.
 
-The number of addresses and principals kept in memory is limited.
+Only a limited number of addresses and principals is kept in memory.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _Failures(Struct):
 
 
 class Lockout:
-    """Locks out addresses that sent too many wrong secrets.
+    """Locks out IP addresses from which too many wrong secrets came.
 
-    A secret that was valid from an address before is still accepted from it.
+    From a locked-out address, a secret is still accepted if it was valid from the same address before.
     """
 
     def __init__(self, now: Callable[[], float], *, attempts_max: int, lockout_s: float) -> None:
@@ -40,9 +40,9 @@ class Lockout:
         self._valid_secrets: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def check(self, remote: str, token_hash: str) -> None:
-        """Raise an error if the address is locked out. Call this before looking up the secret.
+        """Raise an error if the address is locked out. Call this method before looking up the secret.
 
-        A secret that was valid from this address before is still accepted.
+        It raises no error for a secret that was valid from this address before.
         """
         if not self._failures or (known := self._failures.get(_lockout_key(remote))) is None:
             return

@@ -14,8 +14,8 @@ from cli.server_process import ServerProcess
 from cli.server_process import environment as server_environment
 
 from retinue.store.core.connection import NO_FAULTS
+from retinue.store.core.database_rename import find_store_file, rename_former_file
 from retinue.store.core.errors import FormerFileInUse, StoreDamaged, StoreFilesConflict
-from retinue.store.core.former_file import find_store_file, rename_former_file
 from retinue.store.open_store import KNOWN_REVISIONS, prepare_sqlite
 from retinue.testing.fork_server import get_fork_server
 from retinue.testing.wait_conditions import WAIT_LIMIT_S

@@ -24,15 +24,14 @@ from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 from retinue.domain.permission import (
-    CREATED_AGENTS_FOLDER,
     PERMISSION_PATH_BYTES_MAX,
     Permission,
     PermissionKind,
-    ProtectedPaths,
     is_fully_visible,
     is_within,
     parse_absolute_path,
 )
+from retinue.domain.protected_paths import CREATED_AGENTS_FOLDER, ProtectedPaths
 from retinue.domain.storable_text import is_storable
 from retinue.tools.base import ToolContext, ToolFailed
 from retinue.tools.files.errors import (
@@ -66,9 +65,7 @@ class ResolvedPath(Struct, frozen=True):
 
 
 def locate(text: str, context: ToolContext, access: PermissionKind, withheld: ProtectedPaths) -> ResolvedPath:
-    """Return the resolved path if the agent may access it. Raises `ToolFailed` with the reason
-    otherwise.
-    """
+    """Return the resolved path if the agent may access it. Otherwise raises `ToolFailed` with the reason."""
     found = _resolve(text, context, access, withheld)
     if isinstance(found, ResolvedPath):
         return found
@@ -78,8 +75,10 @@ def locate(text: str, context: ToolContext, access: PermissionKind, withheld: Pr
 def missing_permissions(
     text: str, context: ToolContext, access: PermissionKind, withheld: ProtectedPaths
 ) -> Sequence[Permission]:
-    """Return the permissions that would make `locate` succeed. Empty if no permission is missing,
-    or if none would help."""
+    """Return the permissions that would make `locate` succeed.
+
+    Empty if no permission is missing, or if none would help.
+    """
     try:
         found = _resolve(text, context, access, withheld)
     except ToolFailed:
@@ -90,8 +89,8 @@ def missing_permissions(
 class ReachablePaths(Struct, frozen=True, kw_only=True):
     """The paths an agent may access, as they are on disk now.
 
-    Each root is a pair: as named, and resolved. A granted root that is now reached through a link
-    does not count; see `resolve_permission`.
+    Each root is a pair of paths: the named path, and the same path with all links resolved. A
+    granted root that is now reached through a link is left out; see `resolve_permission`.
     """
 
     agent_directory: Path
@@ -134,7 +133,7 @@ def find_reachable_paths(context: ToolContext, withheld: ProtectedPaths) -> Reac
 
 
 def resolve_permission(permission: Permission) -> Permission:
-    """Return a permission whose path is resolved now.
+    """Return the permission with all links in its path resolved.
 
     A grant for a path through a link would change with the link, so anyone able to change the link
     could widen the grant.
@@ -173,7 +172,7 @@ def _resolve(
 
 
 def _make_absolute(text: str, context: ToolContext) -> str:
-    """Return the path as an absolute path. `..` is resolved by name, before any link."""
+    """Return the path as an absolute path. `..` removes the name before it, even if that name is a link."""
     because = ""
     if not text:
         because = "it is empty"
@@ -191,10 +190,10 @@ def _make_absolute(text: str, context: ToolContext) -> str:
 
 
 def _is_still_inside(root: tuple[str, str], writable: Iterable[tuple[str, str]]) -> bool:
-    """Return whether a root still lies inside each writable folder that contains it.
+    """Return whether a root, with its links resolved, is still inside each writable folder that its name is in.
 
-    The owner may use links for the workspace and the agent's folders. A link inside a writable
-    folder could have been placed by the agent, so such a root counts only while it stays inside.
+    The owner may use links for the workspace and the agent's folders. But a link inside a writable
+    folder could have been placed by the agent, so a root that it leads outside does not count.
     """
     named, real = root
     return all(

@@ -39,11 +39,12 @@ def lowest_level(levels: Iterable[PermissionLevel]) -> PermissionLevel:
 def override_levels(
     defaults: Mapping[str, PermissionLevel], overrides: Mapping[str, PermissionLevel]
 ) -> dict[str, PermissionLevel]:
-    """Return the level that each operation needs: the defaults, replaced by those of the settings.
+    """Return the permission level that each operation needs.
 
-    An override under the former name of an operation applies to the new name. Otherwise a renamed
-    operation would need another level than the owner has set. If there is an override under the new
-    name too, that one wins.
+    This is the level from the settings (`overrides`) if they name the operation, and the default
+    level otherwise. An override under the former name of an operation applies to the renamed
+    operation too, because the owner has set it. If there are overrides under both names, the one
+    under the new name wins.
     """
     renamed = {OPERATIONS[old]: level for old, level in overrides.items() if old in OPERATIONS and old not in defaults}
     return {**defaults, **renamed, **overrides}
@@ -56,7 +57,7 @@ def required_level(operation: str, policy: Mapping[str, PermissionLevel]) -> Per
 def decide_operation(
     operation: str, level: PermissionLevel, policy: Mapping[str, PermissionLevel]
 ) -> OperationPermission:
-    """Decide whether a level may call an operation. Pure, and the same for every interface."""
+    """Decide whether a caller with this level may call an operation. Every interface uses this function."""
     needed = required_level(operation, policy)
     named = operation in policy
     because = f"{operation} needs {needed}" if named else f"{operation} needs {needed} by default"

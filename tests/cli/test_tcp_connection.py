@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli.server_process import ServerProcess
 
-from retinue.cli import tcp
+from retinue.cli import tcp_connection
 from retinue.cli.errors import CliError
 
 
@@ -22,8 +22,8 @@ from retinue.cli.errors import CliError
         ("http://localhost", ("localhost", 80, False)),
     ],
 )
-def test_a_server_url_is_parsed_into_host_port_and_tls(url: str, place: tcp.Endpoint) -> None:
-    assert tcp.parse_url(url) == place
+def test_a_server_url_is_parsed_into_host_port_and_tls(url: str, place: tcp_connection.Endpoint) -> None:
+    assert tcp_connection.parse_url(url) == place
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_server_url_is_parsed_into_host_port_and_tls(url: str, place: tcp.Endp
 )
 def test_an_invalid_server_url_for_the_command_line_is_refused(url: str) -> None:
     with pytest.raises(CliError) as refused:
-        tcp.parse_url(url)
+        tcp_connection.parse_url(url)
 
     assert refused.value.code == "config.url_invalid"
 

@@ -1,7 +1,6 @@
-"""Find and rename a database file that has the name used by earlier versions.
+"""Find and rename a database file that still has the name used by earlier versions.
 
-A server renames a file with the former name when it starts. Commands that only read do not rename
-it.
+The server renames the file when it starts. Commands that only read the database do not rename it.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ FORMER_COPY = f"{FORMER_NAME}.rehearsal"  # a copy that an interrupted upgrade o
 
 
 def find_store_file(path: Path) -> Path:
-    """Return the path of the database file: `path`, or the former name if only that file exists.
+    """Return the path of the database file: `path`, or its former name if only that file exists.
 
-    Raises `StoreFilesConflict` if both files exist, because only a person can know which is the
-    right one.
+    Raises `StoreFilesConflict` if both files exist, because only a person can decide which one to
+    use.
     """
     former = path.with_name(FORMER_NAME)
     if path.name != STORE_NAME or not os.path.lexists(former):
@@ -37,11 +36,11 @@ def find_store_file(path: Path) -> Path:
 
 
 def rename_former_file(path: Path, *, known_revisions: Set[str], faults: CrashPoints) -> None:
-    """Rename the former file to the present name. The caller holds the instance lock.
+    """Rename the database file from its former name. The caller holds the instance lock.
 
-    SQLite finds the log of a file by its name, so the log is first written into the file. Then a
-    single file must be renamed. If the process is killed at any step, the next start continues. A
-    damaged file is rejected unchanged.
+    SQLite finds a write-ahead log by the name of its database. So the log is first written into the
+    database, and then only one file must be renamed. If the process is killed in between, the next
+    start completes the rename. A damaged file is rejected and not changed.
     """
     former = find_store_file(path)
     if former == path:

@@ -1,4 +1,4 @@
-"""Ends delegations. Each result is reported once: by the answer, or by the notice of a failure."""
+"""Ends delegations. Each result is reported once: as the answer, or as a notice of the failure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def is_silent(delegation: Delegation) -> bool:
 def end_delegation(
     tx: Transaction, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
 ) -> int | None:
-    """End a delegation in the commit that settles its envelope.
+    """End a delegation, in the transaction that records the outcome of its envelope.
 
-    Returns when to archive the subagent's session, or None.
+    Returns the time at which to archive the subagent's session, in Unix milliseconds. Returns None
+    if the session is not archived.
     """
     archive_ms = _get_archive_ms(tx, delegation)
     done = delegations.end(
@@ -54,14 +55,19 @@ def end_delegation(
 
 
 def cancel_external_requests(tx: Transaction, run: RunId) -> None:
-    """Cancel the open requests of an ended run to external agents. Later answers no longer match a request."""
+    """Cancel the requests to external agents that an ended run left open. A later answer then matches no request."""
     for delegation in delegations.list_awaited(tx.conn, run):
         if delegation.kind is DelegationKind.EXTERNAL and delegation.state.is_open:
-            end_delegation(tx, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
+            end_delegation(
+                tx, delegation, DelegationState.CANCELLED, because="the run that sent it has ended", result=None
+            )
 
 
 def _get_archive_ms(tx: Transaction, delegation: Delegation) -> int | None:
-    """Return when to archive a subagent's session. With cleanup `delete`, this leaves time to read the result first."""
+    """Return when to archive a subagent's session, in Unix milliseconds, or None to keep it.
+
+    With cleanup `delete`, there is a short delay in which the result can be read.
+    """
     if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
         return None
     if delegation.cleanup is SubagentCleanup.DELETE:

@@ -1,4 +1,4 @@
-"""Connects to the server over TCP or TLS, at `RETINUE_URL` or at the address that the server recorded."""
+"""Connects to the server over TCP or TLS: to `RETINUE_URL`, or to the address in the data directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def parse_url(url: str) -> Endpoint:
-    """Parse a server URL such as `http://127.0.0.1:7717`. Anything after host and port is an error."""
+    """Parse a server URL such as `http://127.0.0.1:7717`. A path or query after the port is an error."""
     scheme, _, rest = url.strip().partition("://") if "://" in url else ("http", "", url.strip())
     rest = rest.rstrip("/")
     host, bracket, after = rest[1:].partition("]") if rest.startswith("[") else (rest, "", "")
@@ -35,9 +35,9 @@ def parse_url(url: str) -> Endpoint:
 
 
 def connect(endpoint: Endpoint, timeout_s: float, *, sends_token: bool = True) -> tuple[_socket.socket, str]:
-    """Connect to the endpoint. Returns the socket and the value for the Host header.
+    """Connect to the URL. Returns the socket and the value for the Host header.
 
-    The owner's token is never sent to another machine.
+    For a server on another machine, `RETINUE_TOKEN` must be set. The owner's token is used on this machine only.
     """
     host, port, secure = endpoint
     if sends_token and host not in LOOPBACK_HOSTS and not os.environ.get("RETINUE_TOKEN"):
@@ -82,7 +82,7 @@ def _connect_tls(host: str, port: int, timeout_s: float) -> _socket.socket:
 
 
 def connect_recorded(data_dir: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
-    """Connect to the recorded address if a server is running. Otherwise another program may listen there."""
+    """Connect to the recorded address, but only if a server is running: another program may listen there otherwise."""
     from retinue.cli.process_control import find_server_pid
 
     try:

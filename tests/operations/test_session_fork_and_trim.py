@@ -18,8 +18,8 @@ from retinue.domain.session import SessionOptions
 from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import EmptyRequest
-from retinue.operations.session import session_fork_trim
-from retinue.operations.session.sessions import RESTORABLE_DAYS
+from retinue.operations.session import session_context
+from retinue.operations.session.deleted_sessions import RESTORABLE_DAYS
 from retinue.store.core import events
 from retinue.store.sessions import sessions
 from retinue.testing.local_instance import LocalInstance
@@ -193,7 +193,7 @@ async def test_a_fork_repeated_with_one_idempotency_key_is_made_once(server: Ope
 
 async def test_a_fork_of_too_many_records_is_refused(server: OperationsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     session = await make_session(server, "first", "second")
-    monkeypatch.setattr(session_fork_trim, "RECORDS_COPIED_MAX", 3)
+    monkeypatch.setattr(session_context, "RECORDS_COPIED_MAX", 3)
     with pytest.raises(TooLarge) as refused:
         await server.ask(MARIA, "session.fork", session=session, before=6)
     assert refused.value.code == "session.too_long"

@@ -1,6 +1,6 @@
-"""Explain what happened to an envelope, run, approval or session, from cause to effect.
+"""Explain what happened to an envelope, run, approval or session, each cause before its effect.
 
-All facts come from the store. Nothing is guessed, and no model is asked.
+All facts are read from the store. No model is called.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     left_out: int = 0  # number of facts that were left out in the middle
 
     def format_lines(self, zone: ZoneInfo) -> list[str]:
-        """Format the explanation for people: what the object is, then one sentence for each fact, with its time."""
+        """Return the explanation as lines for people: first the object and its status, then each fact with its time."""
         lines = [each.format_line(zone) for each in self.facts]
         if self.left_out:
             lines.insert(FACTS_MAX // 2, f"({self.left_out} more in between)")
@@ -88,10 +88,10 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def explain(conn: sa.Connection, id_text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Explanation:
-    """Explain the envelope, run, approval or session that a short id names.
+    """Explain the envelope, run, approval or session with this short id.
 
-    If the caller cannot see the session of an envelope, the explanation contains only the
-    envelope's status.
+    If the caller cannot see the session of an envelope, the explanation contains only the status of
+    the envelope.
     """
     kind, id_ = find_by_short_id(conn, id_text, seen_by=seen_by)
     match kind:
@@ -137,7 +137,7 @@ def _describe_status(conn: sa.Connection, envelope: Envelope) -> tuple[TextPart,
 
 
 def _describe_blocker(conn: sa.Connection, envelope: Envelope) -> str:
-    """Describe the run behind which a due envelope waits. Empty if there is none."""
+    """Describe the run that a due envelope waits for. Returns an empty string if there is none."""
     if to_ms(envelope.due_at) > latest_ms(conn):
         return ""
     run = runs.get_open(conn, envelope.session) if envelope.session else None
@@ -163,8 +163,7 @@ def _describe_outcome(settled: SettledOutcome) -> str:
 
 
 def _describe_source(source: str) -> str:
-    """Describe how an envelope arrived. `source` is the envelope's source, within which its
-    idempotency key is unique."""
+    """Describe how an envelope was created, from the value of its field `source`."""
     match source:
         case "run":
             return "by a run"
@@ -177,7 +176,7 @@ def _describe_source(source: str) -> str:
 
 
 def _list_envelope_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
-    """List the facts about an envelope, from cause to result."""
+    """List the facts about an envelope, each cause before its effect."""
     run = runs.get(conn, envelope.run) if envelope.run else None
     facts = [*_acceptance_facts(envelope), *_cause_facts(conn, envelope)]
     if run is not None and envelope.claimed_at is not None:
@@ -209,7 +208,7 @@ def _acceptance_facts(envelope: Envelope) -> list[Fact]:
 
 
 def _cause_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
-    """List what the envelope replies to or retries, and which run or approval it comes from."""
+    """List facts about the origin of an envelope: what it replies to or retries, and its run or approval."""
     at_ms = to_ms(envelope.accepted_at)
     facts: list[Fact] = []
     subject = envelopes.get(conn, envelope.reply_to) if envelope.reply_to else None
@@ -274,7 +273,7 @@ def _outcome_facts(conn: sa.Connection, envelope: Envelope, *, name: str = "It")
 
 
 def _notice_facts(conn: sa.Connection, subjects: Sequence[str]) -> list[Fact]:
-    """List the notices that the server wrote about these envelopes, their recipients, and whether they arrived."""
+    """List the notices that the server sent about these envelopes: to whom, and whether they arrived."""
     facts: list[Fact] = []
     for subject in dict.fromkeys(subjects):
         for purpose in NOTICE_PURPOSES:

@@ -1,7 +1,7 @@
-"""Spellings in JSON and texts that retinue cannot choose, because a checklist line or a foreign protocol fixes them.
+"""Names in JSON and texts that are not in snake_case, because a checklist line or another protocol fixes them.
 
-All other JSON keys, error codes and event kinds are in snake_case. `tests/test_json_casing.py` refuses any other
-spelling that is not in this list, and any entry of the list that nothing uses.
+All other JSON keys, error codes and event kinds are in snake_case. `tests/test_json_casing.py` fails for a name that is
+neither in snake_case nor in this list, and for an entry of the list that no file uses.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ class Casing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSurface:
-    """The fixed spellings of one interface, such as a file format or a protocol.
+    """The names that one interface fixes, such as a file format or a protocol.
 
-    `fixed_by` is the checklist line (such as A77, see CONTRIBUTING.md) or the protocol that fixes them. `files` are the
-    files below `src/retinue` that write or read them; a name that ends with `/` is a folder.
+    `fixed_by` is the checklist line (such as A77, see CONTRIBUTING.md) or the protocol that fixes
+    the names. `files` are the files below `src/retinue` that write or read the names. An entry that
+    ends with `/` is a folder.
     """
 
     surface: str
@@ -63,7 +64,7 @@ FIXED_SURFACES: tuple[FixedSurface, ...] = (
             updatedAt""",
     ),
     _surface(
-        "session summary, and answers of operations that extend it",
+        "session summary, and responses of operations that extend it",
         "A89",
         Casing.CAMEL,
         files=("operations/session/",),
@@ -74,7 +75,7 @@ FIXED_SURFACES: tuple[FixedSurface, ...] = (
         "names below `core` in the attributes of a session",
         "A9",
         Casing.CAMEL,
-        files=("domain/session.py", "agents/daycare_format.py", "operations/session/session_fork_trim.py"),
+        files=("domain/session.py", "agents/daycare_format.py", "operations/session/session_fork.py"),
         names="forkedFrom workingDir",
     ),
     _surface(
@@ -179,7 +180,7 @@ FIXED_SURFACES: tuple[FixedSurface, ...] = (
 
 
 def is_fixed(name: str, file: str) -> bool:
-    """Whether this spelling is fixed in this file. The path of the file is relative to `src/retinue`."""
+    """Whether this name is fixed in this file. The path of the file is relative to `src/retinue`."""
     return any(name in each.names and _belongs(file, each) for each in FIXED_SURFACES)
 
 

@@ -1,8 +1,9 @@
-"""Reserve the cost of each model call before the call, and settle or release it in the commit that ends the step.
+"""Reserve the cost of each model call before the call. Settle or release it in the commit that ends the step.
 
-Each call has a row in `model_calls`. `spending` holds the sums of each day, and changes in the same
-commits. Limits are checked in the commit that reserves, so concurrent calls cannot exceed a limit
-together. The caller must have opened a `Transaction`, because that serializes commits.
+Each call has a row in the table `model_calls`. The table `spending` contains sums by day, which are
+updated in the same commits. Budgets are checked in the commit that reserves the cost, so concurrent
+calls cannot exceed a budget together. The caller must have opened a `Transaction`, because that
+serializes commits.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _insert_sums = _s.insert()
 
 
 def sum_where(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-    """Return an expression for the sum of a column over the rows that match; 0 if there are none."""
+    """Return an SQL expression that sums a column over the matching rows. It is 0 if no rows match."""
     return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), column), else_=0) if where else column), 0)
 
 
@@ -114,12 +115,12 @@ def reserve(
     root: str,
     at_ms: int,
 ) -> ModelCallReservation:
-    """Reserve the cost of a call with as many output tokens as the tightest limit allows.
+    """Reserve the cost of a model call, with as many output tokens as the tightest budget allows.
 
-    Raises `BudgetSpent` if these are too few, and `PriceUnknown` if there is a limit but no price.
-    Nothing is written before such an error, so the rest of the commit can continue without the
-    call. A free call reserves nothing. Any other call reserves its cost even without a limit, so
-    that the cost is known if a crash interrupts the call.
+    Raises `BudgetSpent` if that is too few tokens, and `PriceUnknown` if there is a budget but no
+    price. These errors occur before anything is written, so the caller can commit other changes. A
+    free call reserves nothing. Any other call reserves its cost even without a budget, so that the
+    cost is known if a crash interrupts the call.
     """
     price = terms.price
     if price is None:
@@ -154,12 +155,12 @@ def settle(
     root: str,
     at_ms: int,
 ) -> int:
-    """Store the cost of a call and return it.
+    """Store the cost of a model call that succeeded, and return the cost.
 
-    The cost that the provider reports is used if there is one, otherwise the price of the tokens.
-    If the tokens are not known, everything reserved counts as spent; without a price, the cost is
-    0. In both cases the cost is marked as unknown. The cost may exceed the reservation: then the
-    released amount is negative.
+    The cost is what the provider reported, or else the price of the tokens. If the number of tokens
+    is not known, the complete reservation is charged. If the price is not known, the cost is 0. In
+    both cases the cost is marked as unknown. If the cost exceeds the reservation, the released
+    amount is negative.
     """
     row, is_new = _get_or_build_row(
         conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms
@@ -188,10 +189,11 @@ def fail(
     at_ms: int,
     usage: Usage | None = None,
 ) -> None:
-    """Store that a call failed, the reason, and what is tried next.
+    """Store that a model call failed, with the reason and what is tried next.
 
-    `unknown`: the call may have cost something, so everything reserved counts as spent. Otherwise
-    the reservation is released. If `usage` is given, it decides the cost instead.
+    With `unknown`, the call may have cost something, so the complete reservation is charged.
+    Otherwise, the reservation is released. If `usage` is given, the cost is computed from it
+    instead.
     """
     row, is_new = _get_or_build_row(
         conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms
@@ -215,7 +217,7 @@ def fail(
 
 
 def charge_interrupted_calls(conn: sa.Connection, run: str) -> None:
-    """Charge everything that the interrupted calls of a run reserved, because they may have cost that much."""
+    """Charge the complete reservations of a run's interrupted calls, because the calls may have cost that much."""
     held = conn.execute(_held, {"run": run}).all()
     if not held:
         return
@@ -226,17 +228,17 @@ def charge_interrupted_calls(conn: sa.Connection, run: str) -> None:
 
 
 def get_spent_microusd(conn: sa.Connection, run: str) -> int:
-    """Return what the calls of a run have cost so far."""
+    """Return how much the model calls of a run have cost so far."""
     return int(conn.execute(_of_run, {"run": run}).one().settled)
 
 
 def list_warnings(
     conn: sa.Connection, run: Run, *, terms: ModelCallReservationRequest, days: BudgetPeriod, root: str
 ) -> tuple[str, ...]:
-    """Return the warnings of the run's last call: one for each budget that it took over the warning threshold.
+    """Return a warning for each budget that the last model call of a run has taken over the warning threshold.
 
-    Call this in the commit that settles the last call of a run. The warnings of any other call are
-    returned by the reservation of the next call.
+    Call this in the commit that settles the run's last call. For any other call, reserving the next
+    call returns the warnings.
     """
     payer = BudgetPayer(agent=run.agent, person=_payer_person(conn, run, root))
     standings = _load_budget_statuses(conn, run, terms.limits, payer, days, root)
@@ -244,8 +246,10 @@ def list_warnings(
 
 
 def _payer_person(conn: sa.Connection, run: Run, root: str) -> str:
-    """Return the person who is charged: the sender of the run or, if that is no person, the sender
-    of the root run. Empty if neither is a person."""
+    """Return the name of the person who is charged for a run, or an empty string if there is none.
+
+    This is the sender of the run or, if that is not a person, the sender of the root run.
+    """
     sender = run.sender
     if sender.kind is not AddressKind.PERSON and root != run.id:
         found = conn.execute(_sender, {"run": root}).scalar()
@@ -254,7 +258,7 @@ def _payer_person(conn: sa.Connection, run: Run, root: str) -> str:
 
 
 def _cost(terms: ModelCallReservationRequest, usage: Usage, reserved: int) -> tuple[int, bool]:
-    """Return the cost of a call, and whether the actual cost is unknown."""
+    """Return the cost of a model call, and whether this is only an estimate because the actual cost is unknown."""
     if usage.cost_microusd and not usage.estimated:
         return usage.cost_microusd, False
     price = terms.price
@@ -271,7 +275,7 @@ def _cost(terms: ModelCallReservationRequest, usage: Usage, reserved: int) -> tu
 def _load_budget_statuses(
     conn: sa.Connection, run: Run, caps: BudgetLimits, payer: BudgetPayer, days: BudgetPeriod, root: str
 ) -> Sequence[BudgetBalance]:
-    """Return the status of each budget that is set. Budgets per person apply only if a person is charged."""
+    """Return the balance of each budget that is set. Budgets per person are included only if a person is charged."""
     kept = {what: cap for what, cap in caps.by_name().items() if cap is not None}
     if not payer.person:
         kept = {what: cap for what, cap in kept.items() if not what.startswith("person")}
@@ -349,7 +353,7 @@ def _get_or_build_row(
     root: str,
     at_ms: int,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the row of a call, and whether the row is new. A call without a reservation has no row yet."""
+    """Return the row of a model call, and whether the row is new. A call that reserved nothing has no row yet."""
     key = {"the_run": run.id, "the_turn": turn, "the_call_index": index, "the_attempt": attempt}
     found = conn.execute(_get, key).one_or_none() if terms.is_charged else None
     if found is not None:
@@ -400,7 +404,10 @@ def _new_row(
 
 
 def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
-    """Close the row of a call and add the difference to the sums. So a call that is written twice is counted once."""
+    """Close the row of a model call, and add what changed to the daily sums.
+
+    If a call is closed twice, its cost is therefore counted only once.
+    """
     after = {**row, **changed, "held_microusd": 0}
     after["released_microusd"] = after["reserved_microusd"] - after["settled_microusd"]
     if is_new:
@@ -418,7 +425,7 @@ def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any]
 
 
 def add_to_sums(conn: sa.Connection, key: dict[str, Any], **amounts: int) -> None:
-    """Add amounts to the sums of a key. The first call of a day inserts the row that holds the sums."""
+    """Add amounts to the daily sums with this key. If there is no row for the key yet, it is inserted."""
     moved = {the_name: key[name] for the_name, name in _THE_KEY}
     moved |= {more_name: amounts.get(name, 0) for more_name, name in _MORE}
     if conn.execute(_add_to_sums, moved).rowcount == 0:

@@ -20,7 +20,7 @@ from retinue.outbox.dead_letter_retry import requeue_dead_letter
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
 from retinue.store.runs.explanation_facts import FACTS_MAX, format_duration
-from retinue.store.runs.why import Explanation, explain
+from retinue.store.runs.explanations import Explanation, explain
 from retinue.testing.fake_connector import FakeConnector
 from retinue.testing.local_instance import LocalInstance, LocalServer, boss_principal
 from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply

@@ -1,4 +1,4 @@
-"""Draws the agents, people, conversations and model replies of a simulation from its seed."""
+"""Draws the agents, people, conversations and model replies of a simulation at random, from its seed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ScenarioGenerator:
         return SlotLimits(main=chance.randint(2, 6), schedule=chance.randint(2, 6), subagent=chance.randint(1, 4))
 
     def draw_ready_max(self) -> int:
-        """Draw how many lanes fit in memory. Lanes that do not fit must be found again in the store."""
+        """Draw how many waiting lanes fit in memory. Lanes that do not fit must be found again in the store."""
         return self._chance.choice((WAITING_LANES_MAX, WAITING_LANES_MAX, 2))
 
     def draw_price_microusd(self) -> int:
@@ -129,7 +129,7 @@ def draw_tool_rules(rng: random.Random) -> ToolRules:
 
 
 def draw_reply(model: str, prompt: ModelPrompt, rng: random.Random, *, can_schedule: bool = True) -> ScriptedReply:
-    """Draw a model's reply: mostly text, sometimes tool calls, rarely nothing, nonsense or a failure.
+    """Draw a model's reply: usually text, sometimes tool calls, rarely an empty or invalid reply or a failure.
 
     With `can_schedule`, the reply may also create schedules, some of which run every minute.
     """
@@ -165,7 +165,7 @@ def _draw_turn(prompt: ModelPrompt, rng: random.Random) -> ScriptedReply:
 
 
 def _is_delegated(prompt: ModelPrompt) -> bool:
-    """Return whether the last turn is from another agent. All other senders' texts contain "letter "."""
+    """Return whether the last turn is from another agent. The texts of all other senders contain "letter "."""
     turns = [record.body.text for record in prompt.records if isinstance(record.body, UserTurn)]
     return bool(turns) and "letter " not in turns[-1]
 
@@ -234,7 +234,7 @@ def _draw_calls(prompt: ModelPrompt, rng: random.Random) -> list[tuple[str, dict
 
 
 def _draw_delegation(text: str, rng: random.Random) -> dict[str, Any]:
-    """Draw the arguments of a delegation. The agent waits briefly, long, or not at all for the result."""
+    """Draw the arguments of a delegation. The agent waits for the result for a short or a long time, or not at all."""
     return {
         "agentId": rng.choice((*NAMES, ELSEWHERE)),
         "content": text,
