@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from retinue.domain.errors import Invalid
 from retinue.domain.schedule import MissedPolicy, ScheduleSession
-from retinue.schedules.schedule_front_matter import MissingScheduleId, parse_schedule_file, render_schedule_file
+from retinue.schedules.schedule_front_matter import (
+    SCHEDULE_FILE_BYTES_MAX,
+    MissingScheduleId,
+    parse_schedule_file,
+    render_schedule_file,
+)
 from retinue.schedules.schedule_parser import GateForm, ScheduleForm
 from retinue.testing.wait_conditions import wait_until
 
@@ -132,6 +137,33 @@ async def test_a_lost_schedules_folder_is_written_again_and_deletes_no_schedule(
     async with open_scripted_server(tmp_path / "home") as server:
         await wait_until(file.exists, "the file is written again")
         assert (await find_schedule(server, "tea") or {})["id"] == made["id"]
+
+
+@pytest.mark.spec("D38", "D43")
+@pytest.mark.parametrize(
+    ("make_unreadable", "reason"),
+    [
+        (lambda file: file.write_bytes(b"x" * (SCHEDULE_FILE_BYTES_MAX + 1)), "garden.md: it is too large"),
+        (lambda file: file.symlink_to("elsewhere"), "garden.md: it is a link"),
+        (lambda file: file.mkdir(), "garden.md: it cannot be read"),
+        (lambda file: file.with_name("flowers.md").symlink_to("elsewhere"), "flowers.md: it is a link"),
+    ],
+    ids=["too large", "link", "folder", "perhaps renamed"],
+)
+async def test_a_schedule_whose_file_cannot_be_read_is_kept_and_the_file_is_reported(
+    tmp_path: Path, make_unreadable: Callable[[Path], object], reason: str
+) -> None:
+    async with open_scripted_server(tmp_path / "home") as server:
+        file = schedules_folder(server) / "garden.md"
+        file.write_text(FILE_TEXT)
+        await wait_for_result(lambda: find_schedule(server, "garden"), "the schedule")
+
+    file.unlink()
+    make_unreadable(file)
+    async with open_scripted_server(tmp_path / "home") as server:
+        assert (await wait_for_result(lambda: list_file_errors(server), "the report"))[0].startswith(reason)
+        schedule = await find_schedule(server, "garden")
+        assert schedule is not None and schedule["id"] == ID
 
 
 @pytest.mark.spec("D38", "D43")

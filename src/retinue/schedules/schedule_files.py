@@ -8,6 +8,7 @@ An invalid file changes nothing, and the problem is reported with its line.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -65,6 +66,13 @@ class _FoundFile(Struct, frozen=True):
     mtime_ms: int
 
 
+class _ScheduleFolder(Struct, frozen=True):
+    """The schedule files, by schedule name: their content, or the reason why they cannot be read."""
+
+    files: dict[str, _FoundFile]
+    unreadable: dict[str, str]
+
+
 class _SyncedState(Struct, frozen=True):
     """The file's text and the stored schedule's version, from the last time when both had the same content."""
 
@@ -116,7 +124,7 @@ class ScheduleFileSync:
         """Apply changed files to the store, and write changed schedules to their files.
 
         If a file was removed, its schedule is deleted. If the whole folder is gone, all files are
-        written again.
+        written again. A file that cannot be read changes nothing.
         """
         async with self._lock:
             if await self._run_blocking(self._create_directory):
@@ -124,13 +132,18 @@ class ScheduleFileSync:
                 await self._write_store(schedules.forget_files)
                 self._synced.clear()
             await self._remove_deleted()
-            found = await self._run_blocking(self._read_all)
+            folder = await self._run_blocking(self._read_all)
+            found = folder.files
             kept = await self._read_stored()
-            problems: dict[str, str] = {}
+            problems = dict(folder.unreadable)
+            unreadable = {name.casefold() for name in folder.unreadable}
             by_name = {each.schedule.name.casefold(): each for each in kept}
             folded = {name.casefold(): name for name in found}
+            may_be_renamed = not unreadable.issubset(by_name)  # the id in an unreadable file is unknown
             for each in kept:
                 name = folded.get(each.schedule.name.casefold())
+                if name is None and each.filed and (may_be_renamed or each.schedule.name.casefold() in unreadable):
+                    continue
                 await self._sync_schedule(each, name, found, problems)
             for name, file in found.items():
                 if name.casefold() not in by_name:
@@ -286,19 +299,21 @@ class ScheduleFileSync:
             return False
         return True
 
-    def _read_all(self) -> dict[str, _FoundFile]:
-        """Read all schedule files, and return them by schedule name. Links and files that are too large are ignored."""
-        found: dict[str, _FoundFile] = {}
-        for path in sorted(self._directory.glob("*.md"))[:FILES_MAX]:
-            try:
-                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-                    status = os.fstat(file.fileno())
-                    data = file.read(SCHEDULE_FILE_BYTES_MAX + 1)
-            except OSError:
+    def _read_all(self) -> _ScheduleFolder:
+        """Read all schedule files. Links and files that are too large count as unreadable."""
+        files: dict[str, _FoundFile] = {}
+        unreadable: dict[str, str] = {}
+        names = sorted(name for name in os.listdir(self._directory) if name.endswith(".md") and name[0] != ".")
+        for name in names:
+            stem = name.removesuffix(".md")
+            if len(files) == FILES_MAX:
+                unreadable[stem] = f"there are more than {FILES_MAX} schedule files"
                 continue
-            if len(data) <= SCHEDULE_FILE_BYTES_MAX:
-                found[path.stem] = _FoundFile(data.decode(errors="replace"), status.st_mtime_ns // 1_000_000)
-        return found
+            try:
+                files[stem] = _read_file(self._directory / name)
+            except _UnreadableFile as error:
+                unreadable[stem] = str(error)
+        return _ScheduleFolder(files, unreadable)
 
     def _ids_in(self, found: dict[str, _FoundFile]) -> set[ScheduleId]:
         """Return the schedule ids in all files. A renamed file still has its id, so it does not count as removed."""
@@ -383,6 +398,24 @@ def _delete_schedule(tx: Transaction, *, stored: StoredSchedule) -> None:
 
 def _mark_filed(tx: Transaction, *, stored: StoredSchedule) -> None:
     schedules.mark_filed(tx, stored.id)
+
+
+class _UnreadableFile(Exception):
+    """A schedule file cannot be read. The message is the reason."""
+
+
+def _read_file(path: Path) -> _FoundFile:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(SCHEDULE_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _UnreadableFile("it is a link; replace it with a copy of the file that it points to") from None
+        raise _UnreadableFile(f"it cannot be read: {error.strerror}") from None
+    if len(data) > SCHEDULE_FILE_BYTES_MAX:
+        raise _UnreadableFile(f"it is too large; the limit is {SCHEDULE_FILE_BYTES_MAX} bytes")
+    return _FoundFile(data.decode(errors="replace"), status.st_mtime_ns // 1_000_000)
 
 
 def _write_atomically(path: Path, text: str, now: datetime) -> None:
