@@ -85,6 +85,20 @@ def test_the_shortcut_help_and_the_command_palette_open_by_keyboard(app: WebApp)
     expect(page).to_have_url(f"{app.server.address}/agents/guide")
 
 
+def test_a_shortcut_opens_a_dialog_while_another_one_closes(app: WebApp) -> None:
+    page = app.open_window()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+    # The browser reports that a dialog has closed only after this script, and so after the key.
+    page.evaluate(
+        "() => { document.querySelector('dialog').close();"
+        " dispatchEvent(new KeyboardEvent('keydown', { key: 'k', ctrlKey: true })); }"
+    )
+    page.get_by_role("combobox").fill("guide")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{app.server.address}/agents/guide")
+
+
 def test_an_unknown_url_links_to_chat(app: WebApp) -> None:
     page = app.open_window("/no/such/place")
     page.get_by_role("link", name="Open Chat").click()
