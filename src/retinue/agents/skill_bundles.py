@@ -58,7 +58,7 @@ class BundleCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillBundle:
-    """A skill that exports all operations of one noun, such as `schedule`."""
+    """A skill for all operations on one kind of object, such as schedules."""
 
     noun: str
     commands: tuple[BundleCommand, ...]

@@ -168,7 +168,7 @@ class SourceRule:
     )
     typed_only: bool = setting(
         False,
-        "Whether results contain only values of `fields`. A result that contains anything else is untrusted.",
+        "Whether the server checks that results contain only values of `fields`. All other results are untrusted.",
         effect=SettingEffect.MESSAGE,
     )
 

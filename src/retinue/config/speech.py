@@ -45,13 +45,13 @@ class SpeechCommand:
         "ogg", "Extension of the output file of the program, without a dot.", effect=SettingEffect.MESSAGE
     )
     voice: str = setting(
-        "", "Voice of a text-to-speech program. It replaces `{voice}` in `command`.", effect=SettingEffect.MESSAGE
+        "", "Value that replaces `{voice}` in the `command` of a text-to-speech program.", effect=SettingEffect.MESSAGE
     )
     speed: str = setting(
-        "1.0", "Speed of a text-to-speech program. It replaces `{speed}` in `command`.", effect=SettingEffect.MESSAGE
+        "1.0", "Value that replaces `{speed}` in the `command` of a text-to-speech program.", effect=SettingEffect.MESSAGE
     )
     model: str = setting(
-        "", "Model of a text-to-speech program. It replaces `{model}` in `command`.", effect=SettingEffect.MESSAGE
+        "", "Value that replaces `{model}` in the `command` of a text-to-speech program.", effect=SettingEffect.MESSAGE
     )
     hosts: tuple[str, ...] = setting(
         (),

@@ -67,7 +67,7 @@ class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def is_charged(self) -> bool:
-        """Whether an amount is reserved for the call."""
+        """Whether costs are reserved for the call."""
         return self.price is not None and not self.price.is_free
 
 

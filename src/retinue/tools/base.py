@@ -145,7 +145,7 @@ class SandboxedTool(Protocol):
 
 @runtime_checkable
 class ConfirmedTool(Protocol):
-    """A tool with calls that the owner must confirm each time.
+    """A tool that has calls which the owner must confirm each time.
 
     Grants and the trust of the context do not change this. `decide_confirmation` returns None for a
     call that needs no confirmation.
