@@ -106,7 +106,7 @@ def _add_people_and_bindings(conn: sa.Connection) -> None:
 
 def _inbound_message(number: int, by: str) -> InboundMessage:
     speaker = PlatformUser(id=by, name="Maria", username="maria")
-    return InboundMessage(room=f"dm-{by}", message_id=str(number), text=TEXT, speaker=speaker, peer=by)
+    return InboundMessage(channel=f"dm-{by}", message_id=str(number), text=TEXT, sender=speaker, peer=by)
 
 
 async def _submit(

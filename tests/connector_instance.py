@@ -77,9 +77,9 @@ class ChatInstance:
 def inbound_message(text: str, *, by: str = "7", id_: str = "1", channel: str = "", **kw: Any) -> InboundMessage:
     """A direct message, unless a channel is given."""
     name = kw.pop("name", "Maria")
-    speaker = kw.pop("speaker", PlatformUser(id=by, name=name))
+    sender = kw.pop("sender", PlatformUser(id=by, name=name))
     return InboundMessage(
-        room=channel or f"dm-{by}", message_id=id_, text=text, speaker=speaker, peer="" if channel else by, **kw
+        channel=channel or f"dm-{by}", message_id=id_, text=text, sender=sender, peer="" if channel else by, **kw
     )
 
 

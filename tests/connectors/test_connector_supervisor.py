@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -649,17 +650,26 @@ def test_a_stored_poison_message_is_read_back_without_its_files() -> None:
         yield b""
 
     inbound = InboundMessage(
-        room="7",
+        channel="7",
         message_id="13",
         text="look",
-        speaker=PlatformUser(id="4711", name="Maria"),
+        sender=PlatformUser(id="4711", name="Maria"),
         peer="4711",
         mentioned=True,
         files=(RemoteFile(name="a.png", media_type="image/png", size_bytes=1, fetch=lambda: fetch()),),
     )
     again = from_json(to_json(inbound))
     assert again.text == "look\n[not downloaded: 1 file]"
-    assert (again.speaker, again.peer, again.mentioned, again.files) == (inbound.speaker, "4711", True, ())
+    assert (again.sender, again.peer, again.mentioned, again.files) == (inbound.sender, "4711", True, ())
+
+
+def test_a_poison_message_that_an_earlier_version_stored_is_read_back() -> None:
+    body = """{"room": "7", "message_id": "13", "text": "look", "speaker": {"id": "4711", "vouched": false},
+        "said_at": "2026-01-05T12:00:00Z", "context": {"speaker": "4711"}}"""
+    stored = from_json(body)
+    assert (stored.channel, stored.sender) == ("7", PlatformUser(id="4711", is_verified=False))
+    assert (stored.sent_at, stored.context.sender_id) == (datetime(2026, 1, 5, 12, tzinfo=UTC), "4711")
+    assert from_json(to_json(stored)) == stored
 
 
 async def test_the_store_keeps_only_the_newest_poison_messages(

@@ -70,14 +70,14 @@ async def test_an_email_question_is_received_and_answered_in_the_same_thread(mai
         await send_emails(mail_servers, make_email("When is lunch?", message_id="<q1@example.org>"))
         [question] = await intake.wait_for_messages(1)
         delivery = await made.deliver(
-            make_delivery_part(question.room, "At noon.\n.\nBring bread.", quote=question.message_id)
+            make_delivery_part(question.channel, "At noon.\n.\nBring bread.", quote=question.message_id)
         )
         answer = await mail_servers.wait_for_email("maria", delivery.receipt)
 
     assert question.text == "Subject: Lunch\n\nWhen is lunch?"
-    assert question.speaker.id == question.peer == MARIA_ADDRESS
-    assert question.speaker.vouched and not question.speaker.is_program
-    assert question.room.startswith(f"{MARIA_ADDRESS}/")
+    assert question.sender.id == question.peer == MARIA_ADDRESS
+    assert question.sender.is_verified and not question.sender.is_program
+    assert question.channel.startswith(f"{MARIA_ADDRESS}/")
     assert answer["Subject"] == "Re: Lunch"
     assert answer["In-Reply-To"] == answer["References"] == "<q1@example.org>"
     assert answer["Auto-Submitted"] == "auto-replied"
@@ -94,7 +94,7 @@ async def test_an_email_that_arrives_during_imap_idle_joins_the_channel_of_its_t
     async with listen_in_background(made, intake.accept):
         await send_emails(mail_servers, make_email("One?", message_id="<one@example.org>"))
         [first] = await intake.wait_for_messages(1)
-        ours = await made.deliver(make_delivery_part(first.room, "One.", quote=first.message_id))
+        ours = await made.deliver(make_delivery_part(first.channel, "One.", quote=first.message_id))
         # Some programs name only the email that they answer, and not the thread.
         again = make_email(
             "Two?\n\nOn Monday, The Team wrote:\n> One.\n", subject="Re: Lunch", message_id="<two@example.org>"
@@ -103,7 +103,7 @@ async def test_an_email_that_arrives_during_imap_idle_joins_the_channel_of_its_t
         await send_emails(mail_servers, again)
         _, second = await intake.wait_for_messages(2)
 
-    assert second.room == first.room
+    assert second.channel == first.channel
     assert second.text == "Two?"
     assert second.quoted is not None and second.quoted.ours
     assert second.quoted.message_id == ours.receipt
@@ -127,7 +127,7 @@ async def test_an_email_attachment_is_received_and_sent_unchanged(mail_servers: 
         sent.add_attachment(content, maintype="application", subtype="x-odd", filename="../../Größe.bin")
         await send_emails(mail_servers, sent)
         [received] = await intake.wait_for_messages(1)
-        delivery = await made.deliver(make_delivery_part(received.room, "And back.", files=(attachment,)))
+        delivery = await made.deliver(make_delivery_part(received.channel, "And back.", files=(attachment,)))
         answer = await mail_servers.wait_for_email("maria", delivery.receipt)
 
     assert [(each.name, each.media_type) for each in received.files] == [("Größe.bin", "application/x-odd")]
@@ -220,7 +220,7 @@ async def test_repeated_attempts_for_one_email_do_not_count_against_the_sender_r
     async with listen_in_background(made, intake.accept):
         [received] = await intake.wait_for_messages(1)
 
-    assert not received.speaker.is_program
+    assert not received.sender.is_program
 
 
 async def test_a_changed_imap_uidvalidity_loses_no_unread_email(mail_servers: EmailServers) -> None:
@@ -272,9 +272,9 @@ async def test_an_unverified_email_sender_gets_a_channel_separate_from_the_real_
         await send_emails(mail_servers, forged, login=None)
         true, false = await intake.wait_for_messages(2)
 
-    assert (true.speaker.id, true.speaker.vouched) == (MARIA_ADDRESS, True)
-    assert (false.speaker.id, false.speaker.vouched) == (f"unverified:{MARIA_ADDRESS}", False)
-    assert false.room != true.room
+    assert (true.sender.id, true.sender.is_verified) == (MARIA_ADDRESS, True)
+    assert (false.sender.id, false.sender.is_verified) == (f"unverified:{MARIA_ADDRESS}", False)
+    assert false.channel != true.channel
     assert false.peer == f"unverified:{MARIA_ADDRESS}"
 
 
@@ -290,8 +290,8 @@ async def test_another_sender_who_references_an_email_thread_does_not_join_its_c
         await send_emails(mail_servers, joined, sender="noor@example.org", login="noor")
         first, second = await intake.wait_for_messages(2)
 
-    assert second.speaker.id == "noor@example.org"
-    assert second.room.startswith("noor@example.org/") and first.room.startswith(f"{MARIA_ADDRESS}/")
+    assert second.sender.id == "noor@example.org"
+    assert second.channel.startswith("noor@example.org/") and first.channel.startswith(f"{MARIA_ADDRESS}/")
 
 
 async def test_own_email_that_returns_is_skipped_and_an_auto_reply_is_marked_as_automated(
@@ -306,7 +306,7 @@ async def test_own_email_that_returns_is_skipped_and_an_auto_reply_is_marked_as_
         await send_emails(mail_servers, away)
         await intake.wait_for_messages(1)
 
-    assert [(each.message_id, each.speaker.is_program) for each in intake.received] == [("away@example.org", True)]
+    assert [(each.message_id, each.sender.is_program) for each in intake.received] == [("away@example.org", True)]
 
 
 async def test_a_message_to_a_bare_email_address_starts_a_thread_and_its_reply_joins_the_thread(
@@ -322,7 +322,7 @@ async def test_a_message_to_a_bare_email_address_starts_a_thread_and_its_reply_j
         reply["In-Reply-To"] = reply["References"] = f"<{ours.receipt}>"
         await send_emails(mail_servers, reply)
         [received] = await intake.wait_for_messages(1)
-        back = await made.deliver(make_delivery_part(received.room, "Gladly.", id="b" * 32))
+        back = await made.deliver(make_delivery_part(received.channel, "Gladly.", id="b" * 32))
         answer = await mail_servers.wait_for_email("maria", back.receipt)
 
     assert sent["Subject"] == "The report is ready."
@@ -341,7 +341,7 @@ async def test_an_email_thread_is_known_after_a_restart(mail_servers: EmailServe
         await wait_until(lambda: f"threads/{MARIA_ADDRESS}" in connector_state.entries, "the thread is stored")
 
     delivery = await connector(mail_servers, connector_state=connector_state).deliver(
-        make_delivery_part(received.room, "After")
+        make_delivery_part(received.channel, "After")
     )
     answer = await mail_servers.wait_for_email("maria", delivery.receipt)
     assert (answer["Subject"], answer["In-Reply-To"]) == ("Re: Lunch", "<before@example.org>")
@@ -366,7 +366,7 @@ async def test_email_is_received_and_sent_over_tls_and_starttls(
     async with listen_in_background(made, intake.accept):
         await send_emails(mail_servers, make_email("Secretly"))
         [received] = await intake.wait_for_messages(1)
-        delivery = await made.deliver(make_delivery_part(received.room, "Quietly"))
+        delivery = await made.deliver(make_delivery_part(received.channel, "Quietly"))
         await mail_servers.wait_for_email("maria", delivery.receipt)
 
 

@@ -187,14 +187,14 @@ def test_emails_of_one_thread_share_a_channel_and_other_threads_do_not() -> None
     later = parse_email(make_email("3", message_id="<three@x>", References="<one@x> <two@x> <ours@y>")).incoming
     other = parse_email(make_email("4", message_id="<four@x>")).incoming
 
-    assert first.room == reply.room == later.room != other.room
+    assert first.channel == reply.channel == later.channel != other.channel
     assert first.parent == other.parent == first.peer
 
 
 def test_an_email_that_replies_to_a_known_message_id_joins_its_thread() -> None:
     lone = make_email("3", message_id="<three@x>", In_Reply_To="<middle@x>")
 
-    assert parse_email(lone, known={"middle@x": "0123456789abcdef"}).incoming.room.endswith("/0123456789abcdef")
+    assert parse_email(lone, known={"middle@x": "0123456789abcdef"}).incoming.channel.endswith("/0123456789abcdef")
 
 
 def test_an_email_with_a_missing_or_oversized_message_id_gets_the_fallback_id() -> None:
@@ -369,6 +369,6 @@ def test_arbitrary_bytes_never_crash_the_email_parser(odd: bytes) -> None:
         if parsed is not None:
             for part in mime.parse_message(each).parts:
                 part.content()
-            assert parsed.incoming.room.isprintable() and len(parsed.incoming.room) < 512
-            assert not parsed.incoming.speaker.vouched
+            assert parsed.incoming.channel.isprintable() and len(parsed.incoming.channel) < 512
+            assert not parsed.incoming.sender.is_verified
             parsed.incoming.text.encode()

@@ -78,7 +78,7 @@ class ChangesMessageIds(ConnectorWrapper):
 
 class MixesChannels(ConnectorWrapper):
     async def listen(self, accept: Accept) -> None:
-        await self.inner.listen(lambda heard: accept(replace(heard, room=FakePeer.other_channel)))
+        await self.inner.listen(lambda heard: accept(replace(heard, channel=FakePeer.other_channel)))
 
 
 class SendsToAnotherChannel(ConnectorWrapper):

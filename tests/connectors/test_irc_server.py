@@ -61,10 +61,10 @@ async def test_a_message_in_an_irc_channel_is_received_and_answered_there(
         await maria.wait_until_read()
 
     [received] = server.committed
-    assert (received.room, received.text, received.mentioned, received.peer) == (ROOM, "what is on today?", True, "")
-    assert received.speaker.name == "maria"
-    assert received.speaker.id.startswith("maria!")
-    assert not received.speaker.vouched
+    assert (received.channel, received.text, received.mentioned, received.peer) == (ROOM, "what is on today?", True, "")
+    assert received.sender.name == "maria"
+    assert received.sender.id.startswith("maria!")
+    assert not received.sender.is_verified
     assert received.context.chat_type is ChatType.GROUP
     assert delivery.receipt
     assert [text for _, room, text in maria.received if room == ROOM] == ["Lunch with Noor."]
@@ -78,10 +78,10 @@ async def test_a_direct_irc_message_is_received_and_answered_privately(
         await maria.say("retinue", "psst")
         await wait_until_true(lambda: bool(server.committed))
         [received] = server.committed
-        await connector.deliver(make_delivery_part(received.room, "yes?"))
+        await connector.deliver(make_delivery_part(received.channel, "yes?"))
         await maria.wait_until_read()
 
-    assert received.room == received.peer == received.speaker.id
+    assert received.channel == received.peer == received.sender.id
     assert received.context.chat_type is ChatType.DIRECT
     assert [(room, text) for _, room, text in maria.received] == [("maria", "yes?")]
 
@@ -99,7 +99,7 @@ async def test_an_irc_answer_is_not_sent_to_another_user_who_took_the_nick(
         await mallory.wait_until_read()
 
         with pytest.raises(DeliveryFailed) as failed:
-            await connector.deliver(make_delivery_part(server.committed[0].room, "your secret"))
+            await connector.deliver(make_delivery_part(server.committed[0].channel, "your secret"))
         await mallory.wait_until_read()
 
     assert failed.value.permanent
@@ -186,7 +186,7 @@ async def test_the_sender_of_an_irc_notice_is_marked_as_a_program(
         maria.send_lines(f"NOTICE {ROOM} :retinue: I am a machine")
         await wait_until_true(lambda: bool(server.committed))
 
-    assert server.committed[0].speaker.is_program
+    assert server.committed[0].sender.is_program
 
 
 async def test_a_taken_irc_nick_gets_a_suffix_and_is_reclaimed_when_free(

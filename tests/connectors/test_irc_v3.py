@@ -64,11 +64,11 @@ async def test_an_irc_sender_with_an_account_tag_is_identified_and_verified_by_t
             await wait_until_true(lambda: len(server.committed) == 4)
 
     maria, mallory, noor, counter = server.committed
-    assert (maria.speaker.id, maria.speaker.vouched, maria.message_id) == ("account:maria", True, "m1")
-    assert maria.said_at is not None and maria.said_at.year == 2026
-    assert (mallory.speaker.id, mallory.speaker.vouched) == ("mallory!m@h", False)
-    assert (noor.speaker.id, noor.speaker.vouched) == ("noor!m@h", False)
-    assert counter.speaker.is_program
+    assert (maria.sender.id, maria.sender.is_verified, maria.message_id) == ("account:maria", True, "m1")
+    assert maria.sent_at is not None and maria.sent_at.year == 2026
+    assert (mallory.sender.id, mallory.sender.is_verified) == ("mallory!m@h", False)
+    assert (noor.sender.id, noor.sender.is_verified) == ("noor!m@h", False)
+    assert counter.sender.is_program
 
 
 async def test_an_irc_account_tag_is_ignored_unless_the_server_negotiated_account_tag(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_an_irc_account_tag_is_ignored_unless_the_server_negotiated_accoun
         await wait_until_true(lambda: bool(server.committed))
 
     [received] = server.committed
-    assert received.speaker.id == "mallory!m@h"
+    assert received.sender.id == "mallory!m@h"
     assert received.message_id != "m1"
 
 
@@ -93,9 +93,9 @@ async def test_an_irc_account_is_answered_at_its_current_nick_after_a_restart(tm
             await wait_until_true(lambda: bool(server.committed))
         again = make_irc_connector(tmp_path, irc_server.port)
         async with listen_in_background(again):
-            await again.deliver(build_part("kit", server.committed[0].room, "hello yourself", number=1))
+            await again.deliver(build_part("kit", server.committed[0].channel, "hello yourself", number=1))
 
-    assert server.committed[0].room == "account:maria"
+    assert server.committed[0].channel == "account:maria"
     assert "PRIVMSG mia :hello yourself" in irc_server.read
 
 

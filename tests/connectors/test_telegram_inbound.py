@@ -42,11 +42,11 @@ async def test_a_direct_message_has_the_telegram_id_as_channel_peer_and_speaker(
 
     [incoming] = await receive(telegram, 1)
 
-    assert (incoming.room, incoming.peer, incoming.speaker.id) == ("42", "42", "42")
+    assert (incoming.channel, incoming.peer, incoming.sender.id) == ("42", "42", "42")
     assert (incoming.message_id, incoming.text, incoming.service) == (str(message_id), "What is on today?", "telegram")
-    assert (incoming.speaker.name, incoming.speaker.username, incoming.speaker.is_program) == ("Maria", "maria", False)
+    assert (incoming.sender.name, incoming.sender.username, incoming.sender.is_program) == ("Maria", "maria", False)
     assert incoming.context.chat_type is ChatType.DIRECT
-    assert incoming.said_at is not None
+    assert incoming.sent_at is not None
     assert not incoming.revision
 
 
@@ -55,7 +55,7 @@ async def test_a_telegram_group_message_has_a_chat_title_and_no_peer(telegram: T
 
     [incoming] = await receive(telegram, 1)
 
-    assert (incoming.room, incoming.peer, incoming.speaker.id) == (str(GROUP), "", "43")
+    assert (incoming.channel, incoming.peer, incoming.sender.id) == (str(GROUP), "", "43")
     assert incoming.context.chat_title == "Family"
     assert not incoming.mentioned
 
@@ -65,7 +65,7 @@ async def test_a_telegram_forum_topic_is_a_channel_with_its_group_as_parent(tele
 
     [incoming] = await receive(telegram, 1)
 
-    assert (incoming.room, incoming.parent) == (f"{GROUP}/7", str(GROUP))
+    assert (incoming.channel, incoming.parent) == (f"{GROUP}/7", str(GROUP))
     assert incoming.context.chat_type is ChatType.THREAD
 
 
@@ -183,7 +183,7 @@ async def test_a_telegram_album_is_one_message_with_all_its_files(telegram: Tele
     telegram.person_sends("and now?", sender=NOOR, chat_id=GROUP)
     telegram.person_sends_file("video", b"3", album="g1")
 
-    album, other = sorted(await receive(telegram, 2), key=lambda each: each.room, reverse=True)
+    album, other = sorted(await receive(telegram, 2), key=lambda each: each.channel, reverse=True)
 
     assert (album.message_id, album.text, album.album) == (str(first), "the garden", "g1")
     assert [await read_file(file) for file in album.files] == [b"1", b"2", b"3"]
@@ -215,7 +215,7 @@ async def test_an_edited_telegram_message_keeps_its_id_and_gets_a_new_revision(t
     assert {each.message_id for each in (first, second, third)} == {str(message_id)}
     assert [each.text for each in (first, second, third)] == ["lunch at 12", "lunch at 1", "lunch at 2"]
     assert len({each.revision for each in (first, second, third)}) == 3
-    moments = [each.said_at for each in (first, second, third) if each.said_at is not None]
+    moments = [each.sent_at for each in (first, second, third) if each.sent_at is not None]
     assert moments == sorted(set(moments)) and len(moments) == 3, "each revision has the time of its edit"
 
 
@@ -228,7 +228,7 @@ async def test_a_telegram_button_press_has_its_presser_as_speaker_and_quotes_its
     [incoming] = await receive(telegram, 1)
 
     assert (incoming.kind, incoming.text, incoming.message_id) == (InboundKind.PRESS, "allow:9c8d", press_id)
-    assert (incoming.speaker.id, incoming.room) == ("43", str(GROUP))
+    assert (incoming.sender.id, incoming.channel) == ("43", str(GROUP))
     assert incoming.quoted is not None
     assert (incoming.quoted.message_id, incoming.quoted.ours) == (str(ours), True)
 
@@ -254,8 +254,8 @@ async def test_a_telegram_group_migration_is_received_as_a_move(telegram: Telegr
 
     first, second = await receive(telegram, 2)
 
-    assert (first.kind, first.room, first.text) == (InboundKind.MOVED, "-55", "-10055")
-    assert (second.room, second.message_id, second.text) == (first.room, first.message_id, first.text)
+    assert (first.kind, first.channel, first.text) == (InboundKind.MOVED, "-55", "-10055")
+    assert (second.channel, second.message_id, second.text) == (first.channel, first.message_id, first.text)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ async def test_telegram_bots_and_channel_posts_are_marked_as_programs(
 
     [incoming] = await receive(telegram, 1)
 
-    assert (incoming.speaker.id, incoming.speaker.is_program) == (speaker, is_program)
+    assert (incoming.sender.id, incoming.sender.is_program) == (speaker, is_program)
 
 
 async def test_forwarded_telegram_text_is_marked_and_is_not_a_command(telegram: TelegramServer) -> None:

@@ -40,7 +40,7 @@ async def test_a_message_from_the_telegram_peer_server_is_received_and_answered(
         await send_as_maria(peer, "Thanks!")
         await server.wait_for_messages(2)
 
-    assert (question.room, question.speaker.id, question.text) == ("42", "42", "What is on today?")
+    assert (question.channel, question.sender.id, question.text) == ("42", "42", "What is on today?")
     assert (answer["text"], answer["parse_mode"]) == ("Lunch with <b>Noor</b>.", "HTML")
     assert answer["reply_parameters"] == {"message_id": int(question.message_id)}
     assert server.texts == ["What is on today?", "Thanks!"]

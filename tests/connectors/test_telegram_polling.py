@@ -99,7 +99,7 @@ async def test_a_store_error_in_one_telegram_channel_does_not_block_others_or_co
     connector_state, server = InMemoryConnectorState(), TelegramSetup()
 
     def fail_for_the_group(incoming: InboundMessage) -> None:
-        if incoming.room == "-1001" and server.offered < 6:
+        if incoming.channel == "-1001" and server.offered < 6:
             server.store_failures_left = 1
 
     server.before_accept = fail_for_the_group

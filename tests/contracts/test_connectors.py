@@ -30,7 +30,7 @@ class PlatformUnderTest(Protocol):
     def connector(self) -> Connector: ...
 
     @property
-    def room(self) -> str:
+    def channel(self) -> str:
         """An existing channel, as written in an address."""
         ...
 
@@ -64,7 +64,7 @@ class PlatformUnderTest(Protocol):
 class FakeConnectorPlatform:
     def __init__(self, *, repeats_safely: bool) -> None:
         self.connector = FakeConnector(FakeClock(), repeats_safely=repeats_safely)
-        self.room = "42"
+        self.channel = "42"
 
     def texts(self, channel: str) -> list[str]:
         return self.connector.list_texts(channel)
@@ -104,7 +104,7 @@ def envelope_to(platform: PlatformUnderTest, text: str, *, number: int = 1) -> E
         seq=number,
         id=EnvelopeId(f"{number:032x}"),
         sender=address.agent_address("ada", "0" * 32),
-        recipient=address.parse_address(f"channel:{platform.connector.name}:{platform.room}"),
+        recipient=address.parse_address(f"channel:{platform.connector.name}:{platform.channel}"),
         session=None,
         kind=EnvelopeKind.ANSWER,
         text=text,
@@ -173,7 +173,7 @@ async def listen_in_background(connector: Connector, accept: Accept) -> AsyncGen
 
 
 def test_the_name_and_a_channel_of_every_connector_form_a_valid_address(platform: PlatformUnderTest) -> None:
-    written = f"channel:{platform.connector.name}:{platform.room}"
+    written = f"channel:{platform.connector.name}:{platform.channel}"
 
     assert str(address.parse_address(written)) == written
 
@@ -182,14 +182,14 @@ async def test_every_connector_delivers_a_message_and_returns_a_receipt(platform
     delivery = await platform.connector.deliver(make_single_part(envelope_to(platform, "Lunch with Noor.")))
 
     assert delivery.receipt
-    assert platform.texts(platform.room) == ["Lunch with Noor."]
+    assert platform.texts(platform.channel) == ["Lunch with Noor."]
 
 
 async def test_every_connector_delivers_messages_in_order(platform: PlatformUnderTest) -> None:
     for number in range(1, 11):
         await platform.connector.deliver(make_single_part(envelope_to(platform, f"line {number}", number=number)))
 
-    assert platform.texts(platform.room) == [f"line {number}" for number in range(1, 11)]
+    assert platform.texts(platform.channel) == [f"line {number}" for number in range(1, 11)]
 
 
 async def test_an_envelope_delivered_twice_arrives_once_if_the_connector_repeats_safely(
@@ -201,17 +201,17 @@ async def test_an_envelope_delivered_twice_arrives_once_if_the_connector_repeats
     again = await platform.connector.deliver(make_single_part(envelope))
 
     if platform.connector.repeats_safely:
-        assert platform.texts(platform.room) == ["once"]
+        assert platform.texts(platform.channel) == ["once"]
         assert again.receipt == first.receipt
     else:
-        assert platform.texts(platform.room) == ["once", "once"]
+        assert platform.texts(platform.channel) == ["once", "once"]
 
 
 async def test_every_connector_delivers_two_envelopes_with_the_same_text(platform: PlatformUnderTest) -> None:
     await platform.connector.deliver(make_single_part(envelope_to(platform, "yes", number=1)))
     await platform.connector.deliver(make_single_part(envelope_to(platform, "yes", number=2)))
 
-    assert platform.texts(platform.room) == ["yes", "yes"]
+    assert platform.texts(platform.channel) == ["yes", "yes"]
 
 
 async def test_a_connector_sends_nothing_on_a_temporary_delivery_failure_and_can_deliver_again(
@@ -226,9 +226,9 @@ async def test_a_connector_sends_nothing_on_a_temporary_delivery_failure_and_can
     assert not failed.value.permanent
     assert failed.value.sentence
     assert failed.value.code == "delivery.failed"
-    assert platform.texts(platform.room) == []
+    assert platform.texts(platform.channel) == []
     await platform.connector.deliver(make_single_part(envelope))
-    assert platform.texts(platform.room) == ["hello"]
+    assert platform.texts(platform.channel) == ["hello"]
 
 
 async def test_a_connector_reports_a_permanent_refusal_as_a_permanent_delivery_failure(
@@ -240,7 +240,7 @@ async def test_a_connector_reports_a_permanent_refusal_as_a_permanent_delivery_f
         await platform.connector.deliver(make_single_part(envelope_to(platform, "hello")))
 
     assert failed.value.permanent
-    assert platform.texts(platform.room) == []
+    assert platform.texts(platform.channel) == []
 
 
 async def test_every_connector_reports_the_retry_delay_of_a_throttled_delivery(platform: PlatformUnderTest) -> None:
@@ -251,7 +251,7 @@ async def test_every_connector_reports_the_retry_delay_of_a_throttled_delivery(p
 
     assert not failed.value.permanent
     assert failed.value.retry_after_s == pytest.approx(7.0)
-    assert platform.texts(platform.room) == []
+    assert platform.texts(platform.channel) == []
 
 
 @pytest.mark.parametrize("arrives", [True, False])
@@ -266,7 +266,7 @@ async def test_a_connector_does_not_report_a_connection_broken_during_a_delivery
 
     assert isinstance(outcome, Exception)
     assert not isinstance(outcome, DeliveryFailed)
-    assert platform.texts(platform.room) == (["hello"] if arrives else [])
+    assert platform.texts(platform.channel) == (["hello"] if arrives else [])
 
 
 async def test_a_hanging_delivery_of_a_connector_can_be_cancelled_and_the_next_one_succeeds(
@@ -282,7 +282,7 @@ async def test_a_hanging_delivery_of_a_connector_can_be_cancelled_and_the_next_o
         await hanging
 
     await platform.connector.deliver(make_single_part(envelope_to(platform, "two", number=2)))
-    assert platform.texts(platform.room)[-1] == "two"
+    assert platform.texts(platform.channel)[-1] == "two"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ async def test_a_hanging_delivery_of_a_connector_can_be_cancelled_and_the_next_o
 async def test_every_connector_delivers_text_unchanged(platform: PlatformUnderTest, text: str) -> None:
     await platform.connector.deliver(make_single_part(envelope_to(platform, text)))
 
-    assert "".join(platform.texts(platform.room)) == text  # in one message, or in as many as the platform needs
+    assert "".join(platform.texts(platform.channel)) == text  # in one message, or in as many as the platform needs
 
 
 async def test_every_connector_offers_received_messages_in_order_with_channel_and_id(
@@ -306,11 +306,11 @@ async def test_every_connector_offers_received_messages_in_order_with_channel_an
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
         for number in range(1, 6):
-            platform.user_sends(f"line {number}", channel=platform.room, message_id=str(number))
+            platform.user_sends(f"line {number}", channel=platform.channel, message_id=str(number))
         received = await server.wait_for_messages(5)
 
-    assert [(each.room, each.message_id, each.text) for each in received] == [
-        (platform.room, str(number), f"line {number}") for number in range(1, 6)
+    assert [(each.channel, each.message_id, each.text) for each in received] == [
+        (platform.channel, str(number), f"line {number}") for number in range(1, 6)
     ]
     assert {each.context.from_boss for each in received} == {False}
 
@@ -321,8 +321,8 @@ async def test_every_connector_offers_a_message_that_could_not_be_stored_again_b
     server = ContractServer()
     server.store_failures_left = 3
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("first", channel=platform.room, message_id="1")
-        platform.user_sends("second", channel=platform.room, message_id="2")
+        platform.user_sends("first", channel=platform.channel, message_id="1")
+        platform.user_sends("second", channel=platform.channel, message_id="2")
         received = await server.wait_for_messages(2)
 
     assert [each.text for each in received] == ["first", "second"]
@@ -332,8 +332,8 @@ async def test_every_connector_offers_a_message_that_could_not_be_stored_again_b
 async def test_no_connector_offers_a_refused_message_again(platform: PlatformUnderTest) -> None:
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("nobody wants this", channel=platform.room, message_id="1")
-        platform.user_sends("hello", channel=platform.room, message_id="2")
+        platform.user_sends("nobody wants this", channel=platform.channel, message_id="1")
+        platform.user_sends("hello", channel=platform.channel, message_id="2")
         received = await server.wait_for_messages(1)
 
     assert [each.text for each in received] == ["hello"]
@@ -345,9 +345,9 @@ async def test_every_connector_receives_a_message_sent_while_it_was_stopped(
 ) -> None:
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("before", channel=platform.room, message_id="1")
+        platform.user_sends("before", channel=platform.channel, message_id="1")
         await server.wait_for_messages(1)
-    platform.user_sends("meanwhile", channel=platform.room, message_id="2")
+    platform.user_sends("meanwhile", channel=platform.channel, message_id="2")
 
     async with listen_in_background(platform.connector, server.accept):
         received = await server.wait_for_messages(2)
@@ -358,8 +358,8 @@ async def test_every_connector_receives_a_message_sent_while_it_was_stopped(
 async def test_a_connector_delivers_while_it_listens(platform: PlatformUnderTest) -> None:
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("hello", channel=platform.room, message_id="1")
+        platform.user_sends("hello", channel=platform.channel, message_id="1")
         await platform.connector.deliver(make_single_part(envelope_to(platform, "good morning")))
         await server.wait_for_messages(1)
 
-    assert platform.texts(platform.room) == ["good morning"]
+    assert platform.texts(platform.channel) == ["good morning"]

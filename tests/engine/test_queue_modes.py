@@ -72,7 +72,7 @@ def test_the_batch_of_a_lane_has_one_sender_and_at_most_ten_envelopes() -> None:
     [
         {"context": EnvelopeContext(sender_name="Alice")},
         {"context": EnvelopeContext(username="alice")},
-        {"context": EnvelopeContext(speaker="8")},
+        {"context": EnvelopeContext(sender_id="8")},
         {"kind": EnvelopeKind.ANSWER},
         {"kind": EnvelopeKind.DECISION},
     ],

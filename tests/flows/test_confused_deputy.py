@@ -142,7 +142,7 @@ SPEAKERS = pytest.mark.parametrize("speaker", ["8", "9"])
 async def send_in_group(server: ScriptedServer, speaker: str, text: str, *lines: str | ScriptedReply) -> None:
     """Send a message in a group, by a name that two people have."""
     await server.turn(
-        text, *lines, sender="channel:quiet:-1", context=EnvelopeContext(speaker=speaker, sender_name="Sam")
+        text, *lines, sender="channel:quiet:-1", context=EnvelopeContext(sender_id=speaker, sender_name="Sam")
     )
 
 

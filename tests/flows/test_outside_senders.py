@@ -30,16 +30,16 @@ SENDERS: dict[str, dict[str, Any]] = {
     "member": {"sender": "person:mia"},
     "guest": {"sender": "person:gus"},
     "someone who left": {"sender": "person:gone"},
-    "paired sender": {"sender": "channel:quiet:7", "context": EnvelopeContext(speaker="7")},
+    "paired sender": {"sender": "channel:quiet:7", "context": EnvelopeContext(sender_id="7")},
     "someone in a group": {
         "sender": "channel:quiet:-1",
-        "context": EnvelopeContext(speaker="8"),
+        "context": EnvelopeContext(sender_id="8"),
         "trust": Trust.UNTRUSTED,
     },
     "webhook": {"sender": "channel:quiet:ci", "trust": Trust.UNTRUSTED},
-    "owner in a chat": {"sender": "channel:quiet:5", "context": EnvelopeContext(person="owner", speaker="5")},
-    "member in a chat": {"sender": "channel:quiet:6", "context": EnvelopeContext(person="mia", speaker="6")},
-    "guest in a chat": {"sender": "channel:quiet:9", "context": EnvelopeContext(person="gus", speaker="9")},
+    "owner in a chat": {"sender": "channel:quiet:5", "context": EnvelopeContext(person="owner", sender_id="5")},
+    "member in a chat": {"sender": "channel:quiet:6", "context": EnvelopeContext(person="mia", sender_id="6")},
+    "guest in a chat": {"sender": "channel:quiet:9", "context": EnvelopeContext(person="gus", sender_id="9")},
 }
 PERMITTED_SENDERS = ("owner", "member", "owner in a chat", "member in a chat")
 OUTSIDE = tuple(name for name in SENDERS if name not in PERMITTED_SENDERS)
@@ -127,8 +127,8 @@ async def test_a_tool_profile_for_one_group_speaker_does_not_apply_to_another_ou
     config = '[tools.by_sender."channel:quiet:8"]\nprofile = "full"\n'
     quiet = FakeConnector(clock=None)  # type: ignore[arg-type]
     async with run_server_with_default_profile(tmp_path, config=config, connectors=[quiet]) as server:
-        await server.turn("Go.", APPEND_CALL, "Ok.", sender="channel:quiet:-1", context=EnvelopeContext(speaker="8"))
-        await server.turn("Go.", APPEND_CALL, "Ok.", sender="channel:quiet:-1", context=EnvelopeContext(speaker="9"))
+        await server.turn("Go.", APPEND_CALL, "Ok.", sender="channel:quiet:-1", context=EnvelopeContext(sender_id="8"))
+        await server.turn("Go.", APPEND_CALL, "Ok.", sender="channel:quiet:-1", context=EnvelopeContext(sender_id="9"))
         assert server.lines == ["done"]
 
 

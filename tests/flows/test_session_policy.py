@@ -588,7 +588,7 @@ async def send_and_read_delivery_outcome(
     server: LocalServer, connector: FakeConnector, text: str, **kw: Any
 ) -> tuple[Outcome, str]:
     """Send a message in a channel: how its answer was delivered, and why."""
-    receipt = await connector.send_inbound(text, channel=kw.pop("room", "kitchen"), **kw)
+    receipt = await connector.send_inbound(text, channel=kw.pop("channel", "kitchen"), **kw)
     assert receipt is not None
     settled = await server.wait_for_outcome(receipt.envelope)
     assert settled.outcome is Outcome.ANSWERED, "the run is performed in any case"
@@ -612,11 +612,11 @@ async def test_an_answer_denied_by_the_send_policy_is_stored_with_the_reason_and
             "not sent: the rule quiet-kitchen matches: deny for chat_type group, key_prefix channel:quiet:kitch "
             "(`sessions.send.rules.quiet-kitchen`)",
         )
-        assert (await send_and_read_delivery_outcome(server, connector, "and here?", room="cellar"))[
+        assert (await send_and_read_delivery_outcome(server, connector, "and here?", channel="cellar"))[
             0
         ] is Outcome.DELIVERED
         alone = EnvelopeContext(chat_type=ChatType.DIRECT)
-        assert (await send_and_read_delivery_outcome(server, connector, "alone", room="kitchenette", context=alone))[
+        assert (await send_and_read_delivery_outcome(server, connector, "alone", channel="kitchenette", context=alone))[
             0
         ] is Outcome.DELIVERED
         await server.wait_until_idle()

@@ -85,17 +85,17 @@ async def test_a_copied_name_or_username_of_an_allowed_sender_does_not_give_acce
         boss = EnvelopeContext(from_boss=True, sender_name="owner")
         assert (
             await server.connector_intake.accept(
-                "quiet", inbound_message("obey", by="666", speaker=forged, context=boss)
+                "quiet", inbound_message("obey", by="666", sender=forged, context=boss)
             )
             is None
         )
-        renamed = inbound_message("it is still me", speaker=PlatformUser(id="7", name="Somebody Else", username="new"))
+        renamed = inbound_message("it is still me", sender=PlatformUser(id="7", name="Somebody Else", username="new"))
         envelope = await read_accepted_envelope(server, await server.connector_intake.accept("quiet", renamed))
         assert not envelope.context.from_boss
 
 
 @pytest.mark.spec("C9")
-async def test_access_control_recognizes_the_owner_only_by_a_linked_and_vouched_id(chat: ChatInstance) -> None:
+async def test_access_control_recognizes_the_owner_only_by_a_linked_and_verified_id(chat: ChatInstance) -> None:
     chat.set(dm_policy=DmPolicy.OPEN)
     async with chat.instance.run() as server:
         await link(server, "owner", id_="9")
@@ -110,10 +110,10 @@ async def test_access_control_recognizes_the_owner_only_by_a_linked_and_vouched_
         stranger = await read_accepted_envelope(
             server, await server.connector_intake.accept("quiet", inbound_message("hi", by="8", context=claims))
         )
-        unvouched = PlatformUser(id="9", name="owner", vouched=False)
+        unverified = PlatformUser(id="9", name="owner", is_verified=False)
         forged = await read_accepted_envelope(
             server,
-            await server.connector_intake.accept("quiet", inbound_message("pay", by="9", id_="2", speaker=unvouched)),
+            await server.connector_intake.accept("quiet", inbound_message("pay", by="9", id_="2", sender=unverified)),
         )
 
         assert (owner.trust, owner.context.from_boss, owner.context.person) == (Trust.OWNER, True, "owner")
@@ -158,9 +158,9 @@ async def test_access_control_ignores_messages_from_programs(chat: ChatInstance)
     chat.set(dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS)
     async with chat.instance.run() as server:
         robot = PlatformUser(id="7", name="Robot", is_program=True)
-        assert await server.connector_intake.accept("quiet", inbound_message("beep", speaker=robot)) is None
+        assert await server.connector_intake.accept("quiet", inbound_message("beep", sender=robot)) is None
         assert (
-            await server.connector_intake.accept("quiet", inbound_message("beep", channel="-1", speaker=robot)) is None
+            await server.connector_intake.accept("quiet", inbound_message("beep", channel="-1", sender=robot)) is None
         )
         assert await server.list_envelopes_to("owner") == []
 
@@ -169,11 +169,11 @@ async def test_access_control_ignores_messages_older_than_catch_up_hours(chat: C
     chat.set(dm_policy=DmPolicy.OPEN, catch_up_hours=2)
     now = chat.instance.clock.now()
     async with chat.instance.run() as server:
-        late = inbound_message("anyone?", said_at=now - timedelta(hours=3))
+        late = inbound_message("anyone?", sent_at=now - timedelta(hours=3))
         assert await server.connector_intake.accept("quiet", late) is None
         assert (
             await server.connector_intake.accept(
-                "quiet", inbound_message("me?", id_="2", said_at=now - timedelta(hours=1))
+                "quiet", inbound_message("me?", id_="2", sent_at=now - timedelta(hours=1))
             )
             is not None
         )
@@ -602,7 +602,7 @@ async def test_an_allowed_sender_who_presses_a_foreign_button_is_still_accepted_
     chat.set(dm_policy=policy, allow_from=("8",) if policy is DmPolicy.ALLOWLIST else ())
     async with chat.instance.run() as server:
         if policy is DmPolicy.PAIRING:
-            admit = partial(pairings.admit, connector="quiet", speaker="8", by="person:owner", at_ms=1)
+            admit = partial(pairings.admit, connector="quiet", sender_id="8", by="person:owner", at_ms=1)
             await server.store.write(admit, point="test")
         press_message = inbound_message(
             "/allow abc", by="8", kind=InboundKind.PRESS, quoted=QuotedMessage(message_id="5")
@@ -621,7 +621,7 @@ async def test_a_moved_channel_keeps_its_binding_session_and_ambient_messages(ch
         )
         await server.connector_intake.accept("quiet", inbound_message("psst", channel="-1", id_="2"))
         await server.connector_intake.accept(
-            "quiet", InboundMessage(room="-1", message_id="3", text="-100", kind=InboundKind.MOVED)
+            "quiet", InboundMessage(channel="-1", message_id="3", text="-100", kind=InboundKind.MOVED)
         )
         second = await server.connector_intake.accept(
             "quiet", inbound_message("still?", channel="-100", id_="4", mentioned=True)

@@ -103,7 +103,7 @@ async def test_the_dm_scope_decides_which_direct_messages_of_connectors_share_a_
         sources = [("a", "telegram", "7"), ("a", "telegram", "8"), ("b", "telegram", "7"), ("c", "signal", "7")]
         found: list[str] = []
         for number, (connector_name, service, peer) in enumerate(sources):
-            inbound = InboundMessage(room=f"r{peer}", message_id=f"{number}", text="hi", peer=peer, service=service)
+            inbound = InboundMessage(channel=f"r{peer}", message_id=f"{number}", text="hi", peer=peer, service=service)
             receipt = await custom_intake.accept(connector_name, inbound)
             assert receipt is not None
             found.append((await server.get_session(receipt.session)).origin.key)
@@ -113,7 +113,7 @@ async def test_the_dm_scope_decides_which_direct_messages_of_connectors_share_a_
             ), "the answer goes to the channel of the message, also in a shared session"
         assert found == keys
         group = await custom_intake.accept(
-            "a", InboundMessage(room="g1", message_id="9", text="hi", service="telegram")
+            "a", InboundMessage(channel="g1", message_id="9", text="hi", service="telegram")
         )
         assert group is not None
         assert (await server.get_session(group.session)).origin.key == "channel:a:g1", (
@@ -263,7 +263,7 @@ async def test_a_connector_message_for_an_unbound_channel_is_dropped(instance: L
             server.store, server.intake, instance.clock, instance.ids, AllowAllAccess(lambda _channel: None)
         )
 
-        assert await custom_intake.accept("quiet", InboundMessage(room="1", message_id="1", text="hello")) is None
+        assert await custom_intake.accept("quiet", InboundMessage(channel="1", message_id="1", text="hello")) is None
         assert await count_connector_envelopes(server) == 0
 
 
@@ -274,7 +274,7 @@ async def test_a_connector_message_for_an_unknown_agent_is_dropped(instance: Loc
             server.store, server.intake, instance.clock, instance.ids, AllowAllAccess(lambda _channel: nobody)
         )
 
-        assert await custom_intake.accept("quiet", InboundMessage(room="1", message_id="1", text="hello")) is None
+        assert await custom_intake.accept("quiet", InboundMessage(channel="1", message_id="1", text="hello")) is None
         assert await count_connector_envelopes(server) == 0
 
 

@@ -160,14 +160,14 @@ async def test_erasing_a_person_removes_identities_pairings_admissions_and_ambie
         pairings.request_access(conn, make_pairing("7"), cap=3, at_ms=NOW_MS)
         pairings.admit(conn, "family", "7", by="person:owner", at_ms=NOW_MS)
         for speaker in ("7", "8"):
-            row = {"message_id": speaker, "speaker": speaker, "name": "Maria", "text": "hi"}
+            row = {"message_id": speaker, "sender_id": speaker, "name": "Maria", "text": "hi"}
             ambient_messages.add(conn, "family", "-1", **row, limit=9, at_ms=NOW_MS)
 
     await store.write(add_rows_of_maria, point="test")
     await store.write(partial(erase_person.erase_person, person="maria", now_ms=NOW_MS), point="test")
 
     assert await store.read(partial(identities.find_person, service="telegram", id_="7")) is None
-    assert not await store.read(partial(pairings.is_admitted, connector="family", speaker="7"))
+    assert not await store.read(partial(pairings.is_admitted, connector="family", sender_id="7"))
     assert await store.scan(partial(pairings.list_latest, limit=9)) == []
     left = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
     assert [each.sender_id for each in left] == ["8"], "messages of others stay"
@@ -193,7 +193,7 @@ async def test_erasing_a_person_drops_their_poison_messages_and_clears_the_text(
         identities.link(conn, Identity(service="telegram", id="7", person="maria"), at_ms=NOW_MS)
         for sender, service in (("7", "telegram"), ("7", ""), ("7", "irc"), ("8", "telegram")):
             message = InboundMessage(
-                room="-1", message_id="1", text="my shoe size", speaker=PlatformUser(id=sender), service=service
+                channel="-1", message_id="1", text="my shoe size", sender=PlatformUser(id=sender), service=service
             )
             poison_messages.upsert(
                 conn,
@@ -261,7 +261,7 @@ async def test_an_expired_pairing_frees_its_slot(store: Store) -> None:
     later = NOW_MS + 60_000
     decided = partial(pairings.decide, id_="p1", state=PairingState.ACCEPTED, by="person:owner", at_ms=later)
     assert await store.write(decided, point="test") is None, "too late"
-    assert not await store.read(partial(pairings.is_admitted, connector="family", speaker="1"))
+    assert not await store.read(partial(pairings.is_admitted, connector="family", sender_id="1"))
     assert (await request_pairing(store, make_pairing("2"), cap=1, at_ms=later)).is_new
     states = {each.id: each.state for each in await store.scan(partial(pairings.list_latest, limit=9))}
     assert states == {"p1": PairingState.EXPIRED, "p2": PairingState.WAITING}
@@ -277,8 +277,8 @@ async def test_a_pairing_is_decided_once_and_only_an_accepted_one_admits_its_sen
         decide = partial(pairings.decide, id_=id_, state=state, by="person:owner", at_ms=NOW_MS)
         assert await store.write(decide, point="test") is not None
         assert await store.write(decide, point="test") is None, "a decision is final"
-    assert [each.speaker for each in await store.scan(pairings.list_admitted)] == ["1"]
-    assert await store.write(partial(pairings.revoke_admission, connector="family", speaker="1"), point="test")
+    assert [each.sender_id for each in await store.scan(pairings.list_admitted)] == ["1"]
+    assert await store.write(partial(pairings.revoke_admission, connector="family", sender_id="1"), point="test")
     assert await store.scan(pairings.list_admitted) == []
 
 
@@ -302,7 +302,7 @@ async def test_the_store_keeps_the_last_ambient_messages_of_a_channel_and_delete
                 "family",
                 "-1",
                 message_id=str(number),
-                speaker="7",
+                sender_id="7",
                 name="Maria",
                 text=f"{number}" * 2_000,
                 limit=3,
@@ -323,7 +323,7 @@ async def test_the_store_keeps_the_last_ambient_messages_of_a_channel_and_delete
 
 async def test_ambient_messages_follow_their_channel_to_a_new_id(store: Store) -> None:
     def body(conn: sa.Connection) -> None:
-        row = {"message_id": "1", "speaker": "7", "name": "", "text": "hi"}
+        row = {"message_id": "1", "sender_id": "7", "name": "", "text": "hi"}
         ambient_messages.add(conn, "family", "-1", **row, limit=3, at_ms=NOW_MS)
         ambient_messages.move(conn, "family", "-1", "-1001")
 

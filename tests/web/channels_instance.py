@@ -118,7 +118,12 @@ def open_channels_server(folder: Path, telegram: FakeTelegramUsers) -> Iterator[
 def add_poison_message(server: ApiClient, text: str, *, message_id: str, because: str, by: str = "4711") -> None:
     """Store an inbound message that raised an error at every attempt, as the connector supervisor does."""
     message = InboundMessage(
-        room=by, message_id=message_id, text=text, peer=by, service="telegram", speaker=PlatformUser(id=by, name="Noor")
+        channel=by,
+        message_id=message_id,
+        text=text,
+        peer=by,
+        service="telegram",
+        sender=PlatformUser(id=by, name="Noor"),
     )
     engine = sa.create_engine(f"sqlite:///{server.process.home / 'retinue.db'}")
     with engine.begin() as conn:

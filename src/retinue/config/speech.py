@@ -48,7 +48,9 @@ class SpeechCommand:
         "", "Value that replaces `{voice}` in the `command` of a text-to-speech program.", effect=SettingEffect.MESSAGE
     )
     speed: str = setting(
-        "1.0", "Value that replaces `{speed}` in the `command` of a text-to-speech program.", effect=SettingEffect.MESSAGE
+        "1.0",
+        "Value that replaces `{speed}` in the `command` of a text-to-speech program.",
+        effect=SettingEffect.MESSAGE,
     )
     model: str = setting(
         "", "Value that replaces `{model}` in the `command` of a text-to-speech program.", effect=SettingEffect.MESSAGE

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.delivery_part import NO_CAPABILITIES as NO_CAPABILITIES
@@ -124,7 +124,8 @@ class PlatformUser(Struct, frozen=True, kw_only=True):
     name: str = ""
     username: str = ""
     is_program: bool = False  # another bot or an auto-responder: never answered, to prevent an endless exchange
-    vouched: bool = True  # the platform authenticated the sender; an unverified sender is never linked to a person
+    # The platform authenticated the sender. An unverified sender is never linked to a person.
+    is_verified: bool = field(default=True, name="vouched")  # stored under an older name
 
 
 UNKNOWN_USER = PlatformUser(id="")
@@ -163,11 +164,11 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     `guild` and `team` are the levels above channels, on platforms that have them.
     """
 
-    room: str
+    channel: str
     message_id: str
     text: str
     kind: InboundKind = InboundKind.MESSAGE
-    speaker: PlatformUser = UNKNOWN_USER
+    sender: PlatformUser = UNKNOWN_USER
     peer: str = ""
     service: str = ""
     parent: str = ""
@@ -180,7 +181,7 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     mentioned: bool = False  # addressed to us: by name, as a reply to our message, or as a command to us
     # written by another person and forwarded by the sender: nothing in it is the sender's command
     forwarded: bool = False
-    said_at: datetime | None = None
+    sent_at: datetime | None = None
     context: EnvelopeContext = NO_CONTEXT
     revision: str = ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
@@ -65,7 +65,8 @@ class EnvelopeContext(Struct, frozen=True, kw_only=True):
     chat_title: str = ""
     from_boss: bool = False
     person: str = ""  # the person who wrote in a channel, known by a linked platform id
-    speaker: str = ""  # the stable platform id of the sender
+    # The stable platform id of the sender. Stored under an older name.
+    sender_id: str = field(default="", name="speaker")
     platform_id: str = ""
     chat_type: ChatType | None = None
     approval: str = ""  # the approval that a decision answers or a question asks

@@ -71,17 +71,17 @@ def send_agent_message(
 def _send(tx: Transaction, message: AgentMessage, id_: EnvelopeId) -> tuple[AgentMessageReceipt, tuple[Wake, ...]]:
     run = runs.get(tx.conn, message.run)
     here = sessions.get(tx.conn, run.session) if run is not None else None
-    speaker = agents.find(tx.conn, run.agent) if run is not None else None
-    if run is None or here is None or speaker is None:
+    sender_agent = agents.find(tx.conn, run.agent) if run is not None else None
+    if run is None or here is None or sender_agent is None:
         raise AgentMessageWithoutRun
     if message.is_switch:
-        to, target = _switch_target(tx, message, id_, run, here, speaker)
+        to, target = _switch_target(tx, message, id_, run, here, sender_agent)
     else:
-        to, target = _find_recipient(tx, message, id_, run, here, speaker)
-    lineage = _message_lineage(tx, message, run, here, speaker, to, target)
+        to, target = _find_recipient(tx, message, id_, run, here, sender_agent)
+    lineage = _message_lineage(tx, message, run, here, sender_agent, to, target)
     draft = EnvelopeDraft(
         id=id_,
-        sender=address.agent_address(speaker.name, here.id),
+        sender=address.agent_address(sender_agent.name, here.id),
         recipient=address.agent_address(to.agent, to.id),
         text=message.text,
         source="run",

@@ -72,18 +72,18 @@ def record_previous_session(tx: Transaction, session: Session, target: Session) 
 
 
 def ensure_person_session(
-    tx: Transaction, speaker: Address, session: Session, agent: Agent, principal: Principal, *, made_by: EnvelopeId
+    tx: Transaction, sender: Address, session: Session, agent: Agent, principal: Principal, *, made_by: EnvelopeId
 ) -> Session:
     """Return the person's latest session with the agent, or a new session.
 
     If the person writes in a channel, the session belongs to the same channel.
     """
-    in_room = speaker.kind is AddressKind.CHANNEL
-    if in_room:
+    in_channel = sender.kind is AddressKind.CHANNEL
+    if in_channel:
         origin = session.origin
     else:
         kind = session.origin.kind if session.origin.kind is OriginKind.TERMINAL else OriginKind.WEB
-        fresh = Origin(kind, str(address.person_address(speaker.name)))
+        fresh = Origin(kind, str(address.person_address(sender.name)))
         origin = sessions.get_latest_origin(tx.conn, agent.name, principal=principal) or fresh
     found = sessions.get_by_origin(tx.conn, agent.name, origin)
     if found is not None:
@@ -95,7 +95,7 @@ def ensure_person_session(
     return made
 
 
-def find_previous_session(tx: Transaction, speaker: Address, session: Session, principal: Principal) -> Session | None:
+def find_previous_session(tx: Transaction, sender: Address, session: Session, principal: Principal) -> Session | None:
     """Return the session from which the person switched to this session, if the person may still see it."""
     core = session.attributes.get("core")
     known = cast("dict[str, Any]", core) if isinstance(core, dict) else {}
@@ -103,8 +103,8 @@ def find_previous_session(tx: Transaction, speaker: Address, session: Session, p
     there = sessions.get(tx.conn, before) if isinstance(before, str) else None
     if there is None or there.deleted_at is not None:
         return None
-    in_room = speaker.kind is AddressKind.CHANNEL
-    seen = there.origin == session.origin if in_room else can_see_session(tx.conn, principal, there.id)
+    in_channel = sender.kind is AddressKind.CHANNEL
+    seen = there.origin == session.origin if in_channel else can_see_session(tx.conn, principal, there.id)
     return there if seen else None
 
 
@@ -170,6 +170,6 @@ def _confirm_switch(tx: Transaction, draft: EnvelopeDraft, session: Session, tar
     return f"You are now talking to {target.agent}, in the session {short_id(target.id)}."
 
 
-def emit_switched(tx: Transaction, speaker: Address, session: Session, target: Session) -> None:
+def emit_switched(tx: Transaction, sender: Address, session: Session, target: Session) -> None:
     """Emit the event that lets the person's web app switch to the other session."""
-    tx.emit(EventKind.SESSION_SWITCHED, session=session.id, to=target.id, agent=target.agent, by=str(speaker))
+    tx.emit(EventKind.SESSION_SWITCHED, session=session.id, to=target.id, agent=target.agent, by=str(sender))

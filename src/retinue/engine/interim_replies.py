@@ -39,13 +39,13 @@ def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[P
     Recipients other than channels see this text as a stream, or not at all.
     """
     words = claim.reply_delivery
-    if words is None or not words.interim or (room := _answer_channel(claim)) is None:
+    if words is None or not words.interim or (channel := _answer_channel(claim)) is None:
         return ()
     wakes: list[Wake] = []
     for closing in pending:
         match closing:
             case StepResult(Reply(calls=calls) as reply, Step(turn=turn)) if calls and _has_text(reply):
-                wakes += _send_reply(tx, claim, words, room, turn=turn, text=reply.text.strip())
+                wakes += _send_reply(tx, claim, words, channel, turn=turn, text=reply.text.strip())
             case _:
                 pass
     return tuple(wakes)
@@ -56,14 +56,14 @@ def flush_held_reply(tx: Transaction, claim: ClaimedRun) -> tuple[Wake, ...]:
     if (
         claim.reply_delivery is None
         or claim.reply_delivery.stream is not StreamMode.BLOCKS
-        or (room := _answer_channel(claim)) is None
+        or (channel := _answer_channel(claim)) is None
     ):
         return ()
-    waits = envelopes.get_waiting_interim(tx.conn, run=claim.run.id, recipient=str(room))
+    waits = envelopes.get_waiting_interim(tx.conn, run=claim.run.id, recipient=str(channel))
     if waits is None:
         return ()
-    envelopes.release_held(tx.conn, waits.id, due_ms=tx.at_ms, session=None, recipient=room, text=waits.text)
-    return (ChannelWake(str(room)),)
+    envelopes.release_held(tx.conn, waits.id, due_ms=tx.at_ms, session=None, recipient=channel, text=waits.text)
+    return (ChannelWake(str(channel)),)
 
 
 def remove_sent_text(

@@ -43,7 +43,7 @@ def batch_key(
     context = envelope.context
     owed = EnvelopeKind.SYSTEM if envelope.kind is EnvelopeKind.SYSTEM else needs_answer(envelope.kind)
     about = envelope.reply_to if envelope.kind in RESULT_KINDS else None
-    who = str(envelope.sender), context.speaker, context.sender_name, context.username
+    who = str(envelope.sender), context.sender_id, context.sender_name, context.username
     return who, owed, context.request, context.lineage, about
 
 

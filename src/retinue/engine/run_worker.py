@@ -106,11 +106,11 @@ class RunWorker:
         """
         request = _request_of(claim)
         agent_display = self._claim_settings.defaults().display_options_of(claim.agent)
-        room = claim.run.sender if claim.run.sender.kind is AddressKind.CHANNEL else None
+        channel = claim.run.sender if claim.run.sender.kind is AddressKind.CHANNEL else None
         claim = replace(
             claim,
             display=request.manner.with_defaults(claim.session.options.manner).with_defaults(agent_display),
-            reply_delivery=self._claim_settings.reply_delivery(room.name) if room is not None else None,
+            reply_delivery=self._claim_settings.reply_delivery(channel.name) if channel is not None else None,
         )
         transcript = await self.transcripts.check_out(claim.session, claim.new_records)
         journal = RunJournal(

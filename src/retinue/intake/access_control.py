@@ -143,7 +143,7 @@ class PolicyAccessControl:
 
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
         settings = self._settings(connector)
-        who = (connector, incoming.room, get_sender_id(incoming))
+        who = (connector, incoming.channel, get_sender_id(incoming))
         if self._is_too_old(connector, incoming, settings) or self._unknown_senders.is_refused(
             who, settings, self._clock.now()
         ):
@@ -191,7 +191,7 @@ class PolicyAccessControl:
         body = partial(
             migrate_channel,
             connector=connector,
-            channel=incoming.room,
+            channel=incoming.channel,
             new_channel=incoming.text,
             at_ms=to_ms(self._clock.now()),
         )
@@ -201,9 +201,9 @@ class PolicyAccessControl:
     # --- lookups ---
 
     def _is_too_old(self, connector: str, incoming: InboundMessage, settings: AccessSettings) -> bool:
-        if incoming.said_at is None or not settings.catch_up_hours:
+        if incoming.sent_at is None or not settings.catch_up_hours:
             return False
-        if self._clock.now() - incoming.said_at <= timedelta(hours=settings.catch_up_hours):
+        if self._clock.now() - incoming.sent_at <= timedelta(hours=settings.catch_up_hours):
             return False
         self._throttled_log.info("message too old to answer", connector)
         return True
@@ -237,8 +237,8 @@ class PolicyAccessControl:
             platform=incoming.service or self._get_platform_name(connector),
             connector=connector,
             kind=kind,
-            peer=incoming.peer or incoming.room,
-            channel=incoming.room,
+            peer=incoming.peer or incoming.channel,
+            channel=incoming.channel,
             parent=incoming.parent,
             guild=incoming.guild,
             team=incoming.team,
@@ -254,9 +254,9 @@ class PolicyAccessControl:
         sender: _SenderRecord,
         verdict: AccessDecision,
     ) -> Admission | None:
-        speaker, now = get_sender_id(incoming), self._clock.now()
+        sender_id, now = get_sender_id(incoming), self._clock.now()
         if verdict.trust is Trust.UNTRUSTED and not self._unknown_senders.is_within_rate(
-            connector, speaker, settings, now
+            connector, sender_id, settings, now
         ):
             self._throttled_log.info("message over the rate limit", connector)
             return None
@@ -282,8 +282,8 @@ class PolicyAccessControl:
             agents=bound.agents,
             trust=verdict.trust,
             may_command=verdict.may_command,
-            sender_id=speaker,
-            person=person.name if person is not None and incoming.speaker.vouched else "",
+            sender_id=sender_id,
+            person=person.name if person is not None and incoming.sender.is_verified else "",
             from_boss=verdict.trust is Trust.OWNER,
             settings=settings,
             ambient_messages=sender.ambient_messages,
@@ -299,15 +299,15 @@ class PolicyAccessControl:
         *,
         is_silent: bool = False,
     ) -> None:
-        speaker, now = incoming.speaker, self._clock.now()
-        who = (connector, incoming.room, get_sender_id(incoming))
+        sender, now = incoming.sender, self._clock.now()
+        who = (connector, incoming.channel, get_sender_id(incoming))
         because = verdict.because
-        self._unknown_senders.refuse(who, settings, name=speaker.name, because=because, now=now)
-        if is_silent or speaker.is_program or not incoming.peer:
+        self._unknown_senders.refuse(who, settings, name=sender.name, because=because, now=now)
+        if is_silent or sender.is_program or not incoming.peer:
             return
         await self._unknown_senders.notify_owner(
             f"{_NOTICE_KEY}/strangers/{connector}/{now:%Y-%m-%d}",
-            f"An unknown sender wrote to {connector}: {to_short_line(speaker.name) or 'without a name'} "
+            f"An unknown sender wrote to {connector}: {to_short_line(sender.name) or 'without a name'} "
             f"(id {to_short_line(who[2])}). They got no answer, because {because} "
             f"({verdict.setting_key or 'a fixed rule'}). You get this notice at most once a day.",
         )
@@ -318,7 +318,7 @@ class PolicyAccessControl:
         """Send a pairing code to an unknown sender, and notify the owner. Each happens only once per pairing."""
         if incoming.kind is not InboundKind.MESSAGE:
             return
-        speaker, now = get_sender_id(incoming), self._clock.now()
+        sender_id, now = get_sender_id(incoming), self._clock.now()
         pairing = sender.pending_pairing
         if pairing is None and not sender.is_pairing_full:
             id_ = self._ids.new()
@@ -326,8 +326,8 @@ class PolicyAccessControl:
                 id=id_,
                 connector=connector,
                 platform=id_namespace(incoming.service or self._get_platform_name(connector), connector),
-                sender_id=speaker,
-                name=make_storable(to_short_line(incoming.speaker.name)),
+                sender_id=sender_id,
+                name=make_storable(to_short_line(incoming.sender.name)),
                 code=make_pairing_code(id_),
                 state=PairingState.WAITING,
                 requested_at=now,
@@ -337,19 +337,19 @@ class PolicyAccessControl:
                 partial(_store_pairing, pairing=wanted, cap=settings.pairing_max, now_ms=to_ms(now)), point="pair"
             )
         if pairing is None:
-            who = (connector, incoming.room, speaker)
+            who = (connector, incoming.channel, sender_id)
             because = "too many access requests are pending"
-            self._unknown_senders.refuse(who, settings, name=incoming.speaker.name, because=because, now=now)
+            self._unknown_senders.refuse(who, settings, name=incoming.sender.name, because=because, now=now)
             return
         await self._unknown_senders.notify_once(
-            address.parse_address(f"channel:{connector}:{incoming.room}"),
+            address.parse_address(f"channel:{connector}:{incoming.channel}"),
             f"{_NOTICE_KEY}/code/{pairing.id}",
             "I do not know you yet. To get access, give this code to the owner of this server: "
             f"{pairing.code}. It is valid for {format_quantity(settings.pairing_minutes, 'minute')}.",
         )
         await self._unknown_senders.notify_owner(
             f"{_NOTICE_KEY}/pairing/{pairing.id}",
-            f"{pairing.name or 'Someone'} (id {to_short_line(speaker)}) wrote to {connector} and asks for access. "
+            f"{pairing.name or 'Someone'} (id {to_short_line(sender_id)}) wrote to {connector} and asks for access. "
             f"If they give you the code {pairing.code}, accept it: retinue pairing accept {pairing.code}",
         )
 
@@ -359,10 +359,10 @@ class PolicyAccessControl:
         body = partial(
             ambient_messages.add,
             connector=connector,
-            channel=incoming.room,
+            channel=incoming.channel,
             message_id=make_storable(incoming.message_id)[:NAME_CHARS_MAX],
-            speaker=make_storable(get_sender_id(incoming))[:NAME_CHARS_MAX],
-            name=make_storable(to_short_line(incoming.speaker.name or incoming.context.sender_name)),
+            sender_id=make_storable(get_sender_id(incoming))[:NAME_CHARS_MAX],
+            name=make_storable(to_short_line(incoming.sender.name or incoming.context.sender_name)),
             text=make_storable(incoming.text),
             limit=settings.ambient_messages_max,
             at_ms=to_ms(self._clock.now()),
@@ -383,7 +383,7 @@ class PolicyAccessControl:
         body = partial(
             connector_state.set_value,
             connector=connector,
-            key=activation_key(incoming.room),
+            key=activation_key(incoming.channel),
             value=wanted.value,
             at_ms=to_ms(self._clock.now()),
         )
@@ -391,8 +391,8 @@ class PolicyAccessControl:
         scope = "every message in this channel" if wanted is Activation.ALWAYS else "messages that mention me"
         digest = hashlib.sha256(incoming.message_id.encode(errors="replace")).hexdigest()[:16]
         await self._unknown_senders.notify_once(
-            address.parse_address(f"channel:{connector}:{incoming.room}"),
-            f"{_NOTICE_KEY}/activation/{hashlib.sha256(incoming.room.encode(errors='replace')).hexdigest()[:16]}/{digest}",
+            address.parse_address(f"channel:{connector}:{incoming.channel}"),
+            f"{_NOTICE_KEY}/activation/{hashlib.sha256(incoming.channel.encode(errors='replace')).hexdigest()[:16]}/{digest}",
             f"I now answer {scope}.",
         )
         return True
@@ -400,7 +400,7 @@ class PolicyAccessControl:
 
 def get_sender_id(incoming: InboundMessage) -> str:
     """Return the sender's permanent platform id. In a private channel, that is the id of the person there."""
-    return incoming.speaker.id or incoming.peer
+    return incoming.sender.id or incoming.peer
 
 
 def make_pairing_code(id_: str) -> str:
@@ -425,11 +425,11 @@ def _build_facts(
     return AccessFacts(
         connector=connector,
         is_direct=bool(incoming.peer),
-        channel=incoming.room,
+        channel=incoming.channel,
         parent_channel=incoming.parent,
         sender_id=get_sender_id(incoming),
-        is_program=incoming.speaker.is_program,
-        is_verified=incoming.speaker.vouched,
+        is_program=incoming.sender.is_program,
+        is_verified=incoming.sender.is_verified,
         person=person.name if person is not None else "",
         is_owner=person is not None and person.role is Role.OWNER,
         is_paired=sender.is_paired,
@@ -454,16 +454,16 @@ def _read_sender(
     `bound` is the cached list of all bindings, or None to read them. There may be thousands of
     bindings, and they seldom change.
     """
-    speaker, direct = get_sender_id(incoming), bool(incoming.peer)
-    person = identities.find_person(conn, service, speaker) if incoming.speaker.vouched else None
-    waiting = pairings.get_waiting(conn, instance, speaker, now_ms=now_ms) if direct and person is None else None
-    word = None if direct else connector_state.get_value(conn, instance, activation_key(incoming.room))
+    sender_id, direct = get_sender_id(incoming), bool(incoming.peer)
+    person = identities.find_person(conn, service, sender_id) if incoming.sender.is_verified else None
+    waiting = pairings.get_waiting(conn, instance, sender_id, now_ms=now_ms) if direct and person is None else None
+    word = None if direct else connector_state.get_value(conn, instance, activation_key(incoming.channel))
     return _SenderRecord(
         person=person,
-        is_paired=pairings.is_admitted(conn, instance, speaker),
+        is_paired=pairings.is_admitted(conn, instance, sender_id),
         bindings=tuple(bindings.list_all(conn)) if bound is None else bound,
         activation=Activation(word) if word in tuple(Activation) else None,
-        ambient_messages=() if direct else tuple(ambient_messages.list_messages(conn, instance, incoming.room)),
+        ambient_messages=() if direct else tuple(ambient_messages.list_messages(conn, instance, incoming.channel)),
         pending_pairing=waiting,
         is_pairing_full=direct and person is None and pairings.is_full(conn, instance, cap=cap, now_ms=now_ms),
     )

@@ -143,7 +143,7 @@ class ConnectorIntake:
         Raises `StoreError` if the store fails. The connector must then pass the message again.
         """
         try:
-            async with self._lock_channel(connector, incoming.room):
+            async with self._lock_channel(connector, incoming.channel):
                 taken = await self._handle(connector, incoming)
             return await asyncio.shield(taken) if isinstance(taken, asyncio.Future) else taken
         except StoreError:
@@ -156,7 +156,7 @@ class ConnectorIntake:
     async def _handle(
         self, connector: str, incoming: InboundMessage
     ) -> Receipt | asyncio.Future[Receipt | None] | None:
-        address.parse_address(f"channel:{connector}:{incoming.room}")  # refuse an invalid channel before any lookup
+        address.parse_address(f"channel:{connector}:{incoming.channel}")  # refuse an invalid channel before any lookup
         match incoming.kind:
             case InboundKind.MESSAGE:
                 welcome = await self._access_control.admit(connector, incoming)
@@ -166,7 +166,7 @@ class ConnectorIntake:
             case InboundKind.PRESS:
                 return await self._handle_press(connector, incoming)
             case InboundKind.MOVED:
-                await self._coalescer.flush(connector, incoming.room)
+                await self._coalescer.flush(connector, incoming.channel)
                 return await self._access_control.migrate_channel(connector, incoming)
 
     async def _accept_admitted(
@@ -176,10 +176,10 @@ class ConnectorIntake:
 
         Waiting messages that cannot be merged with it are older, so they are stored first.
         """
-        joiner, room = self._coalescer, incoming.room
+        joiner, channel = self._coalescer, incoming.channel
         joins = joiner.can_wait(connector, incoming, admission)
-        if not joins or joiner.has_other_senders(connector, room, admission.sender_id):
-            last_seq = await joiner.flush(connector, room)
+        if not joins or joiner.has_other_senders(connector, channel, admission.sender_id):
+            last_seq = await joiner.flush(connector, channel)
             if last_seq:  # do not repeat the ambient messages that were sent with the flushed messages
                 admission = replace(
                     admission,
@@ -188,8 +188,8 @@ class ConnectorIntake:
         if not joins:
             return await self._store_message(connector, incoming, admission)
         waits = joiner.add(connector, incoming, admission)
-        if joiner.is_full(connector, room, admission.sender_id):
-            await joiner.flush(connector, room)
+        if joiner.is_full(connector, channel, admission.sender_id):
+            await joiner.flush(connector, channel)
         return waits
 
     # --- one channel at a time ---
@@ -268,7 +268,7 @@ class ConnectorIntake:
         body = partial(
             merged_messages.insert,
             envelope=id_,
-            channel=f"channel:{connector}:{first.room}",
+            channel=f"channel:{connector}:{first.channel}",
             message_ids=[make_storable(each.message_id) for each in messages],
             at_ms=to_ms(self._clock.now()),
         )
@@ -313,7 +313,7 @@ class ConnectorIntake:
                 await self._post_note(
                     inbound_drafts.build_note(draft, before, "before", id_=EnvelopeId(self._ids.new()))
                 )
-            await self._access_control.mark_ambient_read(connector, incoming.room, admission.ambient_messages)
+            await self._access_control.mark_ambient_read(connector, incoming.channel, admission.ambient_messages)
         # The first agent's envelope is posted last. It has the key of the message, so if it exists,
         # all the others exist too.
         receipts = [
@@ -352,7 +352,7 @@ class ConnectorIntake:
         welcome = await self._access_control.admit(connector, incoming)
         if welcome is None:
             return None
-        await self._coalescer.flush(connector, incoming.room)
+        await self._coalescer.flush(connector, incoming.channel)
         identity = f"{get_sender_id(incoming)}\n{incoming.text}".encode(errors="replace")
         draft = inbound_drafts.build_draft(
             connector,
@@ -384,7 +384,7 @@ class ConnectorIntake:
             return
         press = ButtonPress(
             connector=connector,
-            channel=incoming.room,
+            channel=incoming.channel,
             press_id=incoming.message_id,
             data=incoming.text,
             message_id=incoming.quoted.message_id if incoming.quoted is not None else "",
@@ -396,7 +396,7 @@ class ConnectorIntake:
 
     async def _find_known(self, connector: str, incoming: InboundMessage) -> _KnownMessage:
         return await self._store.read(
-            partial(_read_known, instance=connector, room=incoming.room, message_id=incoming.message_id)
+            partial(_read_known, instance=connector, channel=incoming.channel, message_id=incoming.message_id)
         )
 
     async def _find_quoted(self, connector: str, incoming: InboundMessage) -> Envelope | None:
@@ -404,14 +404,16 @@ class ConnectorIntake:
         if incoming.quoted is None or not incoming.quoted.message_id:
             return None
         look = partial(
-            _read_known, instance=connector, room=incoming.room, message_id=incoming.quoted.message_id, ours=True
+            _read_known, instance=connector, channel=incoming.channel, message_id=incoming.quoted.message_id, ours=True
         )
         return (await self._store.read(look)).envelope
 
 
-def _read_known(conn: sa.Connection, *, instance: str, room: str, message_id: str, ours: bool = False) -> _KnownMessage:
-    channel = f"channel:{instance}:{room}"
-    found = merged_messages.find(conn, channel, make_storable(message_id))
-    if found is not None and (ours or str(found.sender) == channel):
+def _read_known(
+    conn: sa.Connection, *, instance: str, channel: str, message_id: str, ours: bool = False
+) -> _KnownMessage:
+    sender = f"channel:{instance}:{channel}"
+    found = merged_messages.find(conn, sender, make_storable(message_id))
+    if found is not None and (ours or str(found.sender) == sender):
         return _KnownMessage(found, is_merged=True)
-    return _KnownMessage(envelopes.get_by_key(conn, get_source(instance), make_message_key(room, message_id)))
+    return _KnownMessage(envelopes.get_by_key(conn, get_source(instance), make_message_key(channel, message_id)))

@@ -89,10 +89,10 @@ def build_draft(
     Only the draft for the first agent has the key of the message. Edits and replies find it by this
     key.
     """
-    key = make_message_key(incoming.room, incoming.message_id)
+    key = make_message_key(incoming.channel, incoming.message_id)
     return EnvelopeDraft(
         id=id_,
-        sender=address.parse_address(f"channel:{connector}:{incoming.room}"),
+        sender=address.parse_address(f"channel:{connector}:{incoming.channel}"),
         recipient=address.agent_address(agent),
         text=text,
         source=get_source(connector),
@@ -206,14 +206,14 @@ def get_origin(
 
 def _build_context(incoming: InboundMessage, admission: Admission) -> EnvelopeContext:
     """Return the context of an envelope: facts about the sender, the chat and the linked person."""
-    given, speaker = incoming.context, incoming.speaker
+    given, sender = incoming.context, incoming.sender
     return EnvelopeContext(
-        sender_name=_limit_field(given.sender_name or speaker.name),
-        username=_limit_field(given.username or speaker.username),
+        sender_name=_limit_field(given.sender_name or sender.name),
+        username=_limit_field(given.username or sender.username),
         chat_title=_limit_field(given.chat_title),
         from_boss=admission.from_boss,
         person=admission.person,
-        speaker=_limit_field(admission.sender_id),
+        sender_id=_limit_field(admission.sender_id),
         platform_id=_limit_field(incoming.message_id),
         chat_type=given.chat_type or (ChatType.DIRECT if incoming.peer else ChatType.GROUP),
     )
@@ -249,7 +249,7 @@ def format_ambient(
 
 
 def format_reaction(incoming: InboundMessage, target: Envelope) -> str:
-    who = _format_name(incoming.speaker.name or incoming.context.sender_name) or "Someone"
+    who = _format_name(incoming.sender.name or incoming.context.sender_name) or "Someone"
     emoji = to_short_line(incoming.text)
     did = f"reacted with {emoji} to" if emoji else "removed their reaction to"
     return make_storable(f"{who} {did} envelope {short_id(target.id)}.")

@@ -57,7 +57,7 @@ class MessageCoalescer:
 
     def can_wait(self, connector: str, incoming: InboundMessage, admission: Admission) -> bool:
         """Whether a message may wait for more messages. Edits, replies, commands and messages with files may not."""
-        whose = (connector, incoming.room, admission.sender_id)
+        whose = (connector, incoming.channel, admission.sender_id)
         return (
             admission.settings.debounce_ms > 0
             and (whose in self._pending or len(self._pending) < PENDING_MAX)
@@ -71,7 +71,7 @@ class MessageCoalescer:
 
     def add(self, connector: str, incoming: InboundMessage, admission: Admission) -> asyncio.Future[Receipt | None]:
         """Add a message. Returns a future for the receipt of its envelope. Then call `flush` if `is_full` is true."""
-        whose = (connector, incoming.room, admission.sender_id)
+        whose = (connector, incoming.channel, admission.sender_id)
         waiting = self._pending.get(whose)
         now_s = self._clock.now().timestamp()
         if waiting is None:
@@ -86,7 +86,7 @@ class MessageCoalescer:
         window_s = admission.settings.debounce_ms / 1000
         left_s = waiting.since_s + WINDOWS_MAX * window_s - now_s
         waiting.cancel_timer = self._clock.call_later(
-            max(0.0, min(window_s, left_s)), lambda: self._on_timer(connector, incoming.room)
+            max(0.0, min(window_s, left_s)), lambda: self._on_timer(connector, incoming.channel)
         )
         return waiting.receipt
 

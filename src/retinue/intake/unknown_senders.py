@@ -76,11 +76,11 @@ class UnknownSenders:
         self, sender: tuple[str, str, str], settings: AccessSettings, *, name: str, because: str, now: datetime
     ) -> None:
         """Record a refusal. The sender gets no reply, so that people who probe the server learn nothing."""
-        instance, _, speaker = sender
+        instance, _, sender_id = sender
         turned = self._refused.get(sender)
         if turned is None:
             refusal = RefusedSender(
-                connector=instance, sender_id=speaker, name=to_short_line(name), because=because, count=0, last_at=now
+                connector=instance, sender_id=sender_id, name=to_short_line(name), because=because, count=0, last_at=now
             )
             turned = self._refused[sender] = _CachedRefusal(refusal, settings, now.timestamp())
             if len(self._refused) > REFUSALS_MAX:

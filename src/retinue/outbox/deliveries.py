@@ -125,13 +125,13 @@ class _ChannelQueue:
         return None
 
     def _take_from(self, connector_name: str) -> _ChannelState:
-        rooms = self._waiting.pop(connector_name)
-        room = rooms.popleft()
-        if rooms:
-            self._waiting[connector_name] = rooms  # at the end: the other connectors come first now
+        states = self._waiting.pop(connector_name)
+        state = states.popleft()
+        if states:
+            self._waiting[connector_name] = states  # at the end: the other connectors come first now
         self._count -= 1
         self._used[connector_name] += 1
-        return room
+        return state
 
     def release(self, channel: _ChannelState) -> None:
         self._used[channel.connector_name] -= 1
@@ -227,15 +227,15 @@ class Outbox:
 
     def wake(self, channel: str) -> None:
         """Signal that an envelope may be due in a channel. This is only a hint: a timer also finds due envelopes."""
-        room = self._channels.get(channel)
-        if room is not None:
-            room.was_woken = True
+        state = self._channels.get(channel)
+        if state is not None:
+            state.was_woken = True
         elif self._queue.is_full:
             self._overflowed = True
         else:
-            room = _ChannelState(channel, connector_name=channel.split(":", 2)[1])
-            self._channels[channel] = room
-            self._queue.push(room)
+            state = _ChannelState(channel, connector_name=channel.split(":", 2)[1])
+            self._channels[channel] = state
+            self._queue.push(state)
             self._dispatch()
 
     @property
@@ -249,8 +249,8 @@ class Outbox:
         return len(self._wait_tasks)
 
     def _dispatch(self) -> None:
-        while self._is_running and (room := self._queue.take()) is not None:
-            task = asyncio.create_task(self._serve(room), name=f"room {room.channel}")
+        while self._is_running and (state := self._queue.take()) is not None:
+            task = asyncio.create_task(self._serve(state), name=f"channel {state.channel}")
             self._serve_tasks.add(task)
             task.add_done_callback(self._serve_tasks.discard)
         if self._is_running and self._overflowed and self._scan_task is None and not len(self._queue):

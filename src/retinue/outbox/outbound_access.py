@@ -64,16 +64,16 @@ class OutboundAccess:
             return ""
         if recipient.name in INTERNAL_CONNECTORS or _is_answer(conn, reply_to, recipient):
             return ""
-        agent, instance, room = sender.name, recipient.name, recipient.rest
+        agent, instance, channel = sender.name, recipient.name, recipient.rest
         service = self._get_platform_name(instance)
         mine = [
             each
             for each in bindings.list_all(conn)
-            if allows_writing(each, agent=agent, platform=service, connector=instance, channel=room)
+            if allows_writing(each, agent=agent, platform=service, connector=instance, channel=channel)
         ]
         if not mine and (self._get_default_agent() or "").casefold() != agent.casefold():
             return f"{agent} is not bound to {instance}, or its binding does not include this channel"
-        if any(each.match.peer == room for each in mine) or self._is_known(conn, agent, service, recipient):
+        if any(each.match.peer == channel for each in mine) or self._is_known(conn, agent, service, recipient):
             return ""
         return f"no one in this channel may write to {instance}"
 
@@ -82,14 +82,14 @@ class OutboundAccess:
 
         The id of a direct channel is also the platform id of the person in it.
         """
-        settings, room = self._settings(recipient.name), recipient.rest
-        if settings.dm_policy is DmPolicy.OPEN or room in settings.allow_from:
+        settings, channel = self._settings(recipient.name), recipient.rest
+        if settings.dm_policy is DmPolicy.OPEN or channel in settings.allow_from:
             return True
-        if settings.group_policy is not GroupPolicy.CLOSED and find_group_settings(settings, room) is not None:
+        if settings.group_policy is not GroupPolicy.CLOSED and find_group_settings(settings, channel) is not None:
             return True
         if identities.find_person(
-            conn, id_namespace(service, recipient.name), room
-        ) is not None or pairings.is_admitted(conn, recipient.name, room):
+            conn, id_namespace(service, recipient.name), channel
+        ) is not None or pairings.is_admitted(conn, recipient.name, channel):
             return True
         return sessions.get_by_origin(conn, agent, Origin(OriginKind.CHAT, str(recipient))) is not None
 

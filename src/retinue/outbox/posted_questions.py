@@ -93,14 +93,14 @@ class PostedQuestions:
         edits, able = get_preview_support(connector), get_capabilities(connector)
         if found is None or connector is None or edits is None or able is None:
             return
-        room = found.question.recipient
-        text = _format_closed(found, connector, able, self._get_reply_delivery(room.name))
+        channel = found.question.recipient
+        text = _format_closed(found, connector, able, self._get_reply_delivery(channel.name))
         try:
             async with asyncio.timeout(EDIT_S_MAX):
-                await edits.preview(room.rest, text, preview_id=found.message_id)
+                await edits.preview(channel.rest, text, preview_id=found.message_id)
         except Exception as error:  # whatever a connector raises, the next question is updated
             known = isinstance(error, RetinueError | OSError)
-            log.info("question not updated", exc_info=None if known else error, extra={"connector": room.name})
+            log.info("question not updated", exc_info=None if known else error, extra={"connector": channel.name})
 
 
 def _read_open(conn: sa.Connection) -> frozenset[ApprovalId]:

@@ -102,14 +102,14 @@ class RunProgress:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        room = self._message.channel.rest
+        channel = self._message.channel.rest
         if self._should_ack:
             # Not cancelled if the run ends at once: the message was received in any case.
             self._ack_task = self._displays.start_task(self._react(self._reply_delivery.ack), f"ack for {self._run}")
         if self._reply_delivery.typing is not TypingMode.NEVER and get_typing_support(self._connector) is not None:
-            self._start(self._show_typing(room), "typing")
+            self._start(self._show_typing(channel), "typing")
         if self._reply_delivery.stream is StreamMode.PREVIEW and get_preview_support(self._connector) is not None:
-            self._start(self._show_preview(room), "preview")
+            self._start(self._show_preview(channel), "preview")
 
     def delta(self, delta: Delta) -> None:
         self._activity += 1

@@ -31,7 +31,7 @@ class AllowAllAccess:
         self._settings = settings
 
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
-        agent = self._agent_for_channel(address.parse_address(f"channel:{connector}:{incoming.room}"))
+        agent = self._agent_for_channel(address.parse_address(f"channel:{connector}:{incoming.channel}"))
         if agent is None:
             return None
         is_boss = incoming.context.from_boss

@@ -223,7 +223,7 @@ class FakeConnector:
         """Offer a text message in a channel, without waiting for the server to accept it."""
         return self.offer_message(
             InboundMessage(
-                room=channel,
+                channel=channel,
                 message_id=message_id or str(next(self._ids)),
                 text=text,
                 attachments=attachments,

@@ -234,10 +234,10 @@ class EmailConnector:
         if email is None:
             return
         incoming = email.incoming
-        room_thread = incoming.room.rpartition("/")[2]
+        thread_id = incoming.channel.rpartition("/")[2]
         # Before `accept` returns, an answer may already be sent.
         ids = (*email.references, incoming.message_id)
-        self._threads.add(incoming.peer, room_thread, email.subject, ids)
+        self._threads.add(incoming.peer, thread_id, email.subject, ids)
         receipt = await accept(incoming)
         if receipt is None:
             return  # left unread, for people who look into the mailbox
@@ -292,8 +292,8 @@ class EmailConnector:
     # --- outbound ---
 
     async def deliver(self, part: DeliveryPart) -> Delivery:
-        room = parse_channel(part.channel)
-        if room is None:
+        channel = parse_channel(part.channel)
+        if channel is None:
             raise DeliveryFailed(
                 "invalid email channel",
                 kind=FailureKind.INVALID_ADDRESS,
@@ -301,24 +301,24 @@ class EmailConnector:
                 because="it must be ADDRESS, or ADDRESS/THREAD for a thread in which this address has written",
                 try_this="use an email address, such as channel:NAME:maria@example.org",
             )
-        await self._threads.load(room.correspondent)
-        thread = self._threads.get_thread(room.correspondent, room.thread)
+        await self._threads.load(channel.correspondent)
+        thread = self._threads.get_thread(channel.correspondent, channel.thread)
         message = build_email(
             key=part.key,
             text=part.text,
-            to=room.address,
+            to=channel.address,
             sender=self._sender,
             thread=thread,
             quoted_message_id=part.quoted_message_id,
             files=await self._read_files(part.files),
             now=self._context.clock.now(),
         )
-        await self._send(message, room.address)
+        await self._send(message, channel.address)
         message_id = make_message_id(part.key, self._sender)
         subject = thread.subject or build_subject(thread, part.text, is_reply=bool(part.quoted_message_id))
-        self._threads.add(room.correspondent, room.thread or digest(message_id), subject, (message_id,))
+        self._threads.add(channel.correspondent, channel.thread or digest(message_id), subject, (message_id,))
         try:
-            await self._threads.save(room.correspondent)
+            await self._threads.save(channel.correspondent)
         except RetinueError as error:  # the email was sent, even if its thread cannot be stored
             log.warning("thread not stored", extra={"connector": self.name, "because": error.code})
         return Delivery(message_id)

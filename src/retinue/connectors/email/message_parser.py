@@ -72,15 +72,15 @@ def to_inbound(
     files = _get_files(message)
     left_out = message.left_out + len(files) - len(files[:FILES_MAX])
     incoming = InboundMessage(
-        room=f"{who}/{thread}",
+        channel=f"{who}/{thread}",
         message_id=own_id,
         text=_add_subject(text, subject, starts_thread=not references) + _format_left_out(left_out, is_cut=is_cut),
-        speaker=PlatformUser(
+        sender=PlatformUser(
             id=who,
             name=make_storable(sender.author.name),
             username=sender.author.address,
             is_program=sender.is_automated,
-            vouched=sender.is_verified,
+            is_verified=sender.is_verified,
         ),
         peer=who,
         service=SERVICE,
@@ -89,7 +89,7 @@ def to_inbound(
         quoted=_build_quoted(answered, stripped.history if stripped else "", addresses),
         mentioned=True,
         forwarded=forwarded,
-        said_at=received_at,
+        sent_at=received_at,
         context=EnvelopeContext(sender_name=make_storable(sender.author.name), chat_type=ChatType.DIRECT),
     )
     return ParsedEmail(incoming=incoming, subject=subject, references=references, starts_thread=not references)

@@ -120,11 +120,11 @@ class IrcConnector:
 
     async def _remember_nick(self, incoming: InboundMessage) -> None:
         """Remember which nick an account uses, because IRC delivers only to nicks."""
-        person = parse_user(incoming.room) if incoming.peer else None
-        if person is None or not person.account or self._nicks.get(person.account) == incoming.speaker.name:
+        person = parse_user(incoming.channel) if incoming.peer else None
+        if person is None or not person.account or self._nicks.get(person.account) == incoming.sender.name:
             return
-        await self._context.state.put(f"nick-of:{person.account}", incoming.speaker.name)
-        self._nicks[person.account] = incoming.speaker.name
+        await self._context.state.put(f"nick-of:{person.account}", incoming.sender.name)
+        self._nicks[person.account] = incoming.sender.name
 
     async def _run_connection(self) -> None:
         present = await self._connect()

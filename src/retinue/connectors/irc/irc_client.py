@@ -139,7 +139,7 @@ class IrcClient:
         if message.command in REFUSALS and self.pending_ack is not None:
             self.pending_ack.on_refusal(message)
         if message.command in JOIN_REFUSALS and about in self.channels and about not in self.joined_channels:
-            log.warning("join refused", extra={"room": about, "numeric": message.command})
+            log.warning("join refused", extra={"channel": about, "numeric": message.command})
             self.on_removed(about)
 
     def _handle_whois(self, query: WhoisQuery, message: IrcMessage) -> None:

@@ -38,23 +38,23 @@ def to_inbound(
     target = (
         message.get_param(0).lstrip("@%+~&") if not features.is_channel(message.get_param(0)) else message.get_param(0)
     )
-    in_room = features.is_channel(target)
-    speaker = _build_user(message, granted, features)
+    in_channel = features.is_channel(target)
+    sender = _build_user(message, granted, features)
     text, mentioned = strip_address(text, own_nicks, features)
     return InboundMessage(
-        room=features.fold(target) if in_room else speaker.id,
+        channel=features.fold(target) if in_channel else sender.id,
         message_id=_get_message_id(message, granted) or fallback_id,
         text=text,
-        speaker=speaker,
-        peer="" if in_room else speaker.id,
+        sender=sender,
+        peer="" if in_channel else sender.id,
         service=SERVICE,
-        mentioned=mentioned or not in_room,
-        said_at=_get_time(message, granted),
+        mentioned=mentioned or not in_channel,
+        sent_at=_get_time(message, granted),
         context=EnvelopeContext(
             sender_name=message.nick,
             username=message.nick,
-            chat_title=target if in_room else "",
-            chat_type=ChatType.GROUP if in_room else ChatType.DIRECT,
+            chat_title=target if in_channel else "",
+            chat_type=ChatType.GROUP if in_channel else ChatType.DIRECT,
         ),
     )
 
@@ -77,7 +77,7 @@ def _build_user(message: IrcMessage, granted: frozenset[str], features: IrcServe
     account = "" if account_tag == "*" else account_tag
     return PlatformUser(
         id=make_user_id(message.source, account, features),
-        vouched=bool(account),
+        is_verified=bool(account),
         name=message.nick,
         username=message.nick,
         is_program=message.command == "NOTICE"

@@ -397,7 +397,7 @@ class ConnectorSupervisor:
 
     def _is_poison(self, connector_name: str, incoming: InboundMessage) -> bool:
         """Count a failed attempt to process a message. Returns whether the message now counts as a poison message."""
-        key = (connector_name, incoming.room, incoming.message_id, incoming.revision)
+        key = (connector_name, incoming.channel, incoming.message_id, incoming.revision)
         tries = self._failed_attempts.pop(key, 0) + 1
         if tries >= MESSAGE_ATTEMPTS_MAX:
             return True

@@ -29,13 +29,16 @@ change the key: the owner would be notified again after an upgrade."""
 
 
 class _StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A poison message as stored. Its files are not stored, so they are missing when the message is retried."""
+    """A poison message as stored. Its files are not stored, so they are missing when the message is retried.
 
-    room: str
+    Some fields are stored under older names.
+    """
+
+    channel: str = msgspec.field(name="room")
     message_id: str
     text: str
     kind: InboundKind = InboundKind.MESSAGE
-    speaker: PlatformUser = UNKNOWN_USER
+    sender: PlatformUser = msgspec.field(default=UNKNOWN_USER, name="speaker")
     peer: str = ""
     service: str = ""
     parent: str = ""
@@ -46,7 +49,7 @@ class _StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     quoted: QuotedMessage | None = None
     mentioned: bool = False
     forwarded: bool = False
-    said_at: datetime | None = None
+    sent_at: datetime | None = msgspec.field(default=None, name="said_at")
     context: EnvelopeContext = NO_CONTEXT
     revision: str = ""
     files_left: int = 0
@@ -70,7 +73,7 @@ class PoisonMessages:
             poison_messages.upsert,
             id_=self._ids.new(),
             connector=connector_name,
-            channel=incoming.room,
+            channel=incoming.channel,
             message_id=_make_message_key(incoming),
             body=to_json(incoming),
             because=because,

@@ -165,7 +165,7 @@ class TelegramConnector:
         From then on, messages for the old id are sent to the new id.
         """
         if incoming.kind is InboundKind.MOVED:
-            await self._store_migration(int(incoming.room), int(incoming.text))
+            await self._store_migration(int(incoming.channel), int(incoming.text))
 
     async def _fetch(self, file_id: str) -> AsyncIterator[bytes]:
         try:

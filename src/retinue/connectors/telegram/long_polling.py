@@ -123,11 +123,11 @@ class LongPoller:
     def _start_accepting(self, batch: UpdateBatch) -> None:
         """Pass the messages to the server: channels concurrently, the messages of each channel in order."""
         for message in read_messages(batch, me=self._me, fetch=self._fetch, connector_name=self._connector_name):
-            room = message.incoming.room
+            channel = message.incoming.channel
             task = asyncio.create_task(
-                self._accept_in_order(message.incoming, self._channel_tasks.get(room)), name=room
+                self._accept_in_order(message.incoming, self._channel_tasks.get(channel)), name=channel
             )
-            self._channel_tasks[room] = task
+            self._channel_tasks[channel] = task
             self._tasks |= dict.fromkeys(message.update_ids, task)
         nothing = asyncio.create_task(asyncio.sleep(0))
         self._tasks |= {each.update_id: nothing for each in self._find_new_updates(batch)}
@@ -157,7 +157,7 @@ class LongPoller:
         if reached != offset:
             await self._confirm(reached)
         self._tasks = {number: task for number, task in self._tasks.items() if number >= reached}
-        self._channel_tasks = {room: task for room, task in self._channel_tasks.items() if not task.done()}
+        self._channel_tasks = {channel: task for channel, task in self._channel_tasks.items() if not task.done()}
         if failed:
             raise _find_cause(failed)
         return reached
@@ -223,7 +223,7 @@ def read_messages(
             continue
         incoming = updates.to_inbound(update, me=me, fetch=fetch)
         if incoming is not None:
-            album = f"{incoming.room} {_get_album_id(update)}" if _get_album_id(update) else f"#{update.update_id}"
+            album = f"{incoming.channel} {_get_album_id(update)}" if _get_album_id(update) else f"#{update.update_id}"
             found.setdefault(album, []).append((update.update_id, incoming))
     return [
         PolledMessage(

@@ -105,16 +105,16 @@ def _convert_message(message: TelegramMessage, me: TelegramUser, fetch: FetchFil
     text, files = _get_text(message), _get_files(message, fetch)
     if not text and not files:
         return None  # a service message: someone joined or left, or a picture was changed
-    room, parent = get_channel(message)
-    speaker = _build_user(message.sender, message.sender_chat, is_bot=message.is_automatic_forward)
+    channel, parent = get_channel(message)
+    sender = _build_user(message.sender, message.sender_chat, is_bot=message.is_automatic_forward)
     quoted = _build_quoted(message, me)
     entities = message.entities or message.caption_entities
     mentioned = _is_mentioned(message.text or message.caption, entities, me) or (quoted is not None and quoted.ours)
     return InboundMessage(
-        room=room,
+        channel=channel,
         message_id=str(message.message_id),
         text=_mark_forwarded(message.forward_origin, _strip_own_mention(text, me)),
-        speaker=speaker,
+        sender=sender,
         peer=str(message.chat.id) if message.chat.is_private else "",
         service=SERVICE,
         parent=parent,
@@ -123,8 +123,8 @@ def _convert_message(message: TelegramMessage, me: TelegramUser, fetch: FetchFil
         quoted=quoted,
         mentioned=mentioned,
         forwarded=message.forward_origin is not None,
-        said_at=_parse_time(message.edit_date or message.date),  # an old message may be edited today
-        context=_build_context(speaker, message.chat, is_topic=bool(parent)),
+        sent_at=_parse_time(message.edit_date or message.date),  # an old message may be edited today
+        context=_build_context(sender, message.chat, is_topic=bool(parent)),
         revision=str(message.edit_date) if message.edit_date is not None else "",
     )
 
@@ -132,15 +132,15 @@ def _convert_message(message: TelegramMessage, me: TelegramUser, fetch: FetchFil
 def _convert_press(query: CallbackQuery) -> InboundMessage | None:
     if query.message is None or not query.data:
         return None  # a button of an inline message in a chat without the bot: not our message
-    room, parent = get_channel(query.message)
+    channel, parent = get_channel(query.message)
     chat = query.message.chat
-    speaker = _build_user(query.sender, None)
+    sender = _build_user(query.sender, None)
     return InboundMessage(
         kind=InboundKind.PRESS,
-        room=room,
+        channel=channel,
         message_id=query.id,
         text=query.data,
-        speaker=speaker,  # the user who pressed it, not the recipient of the message
+        sender=sender,  # the user who pressed it, not the recipient of the message
         peer=str(chat.id) if chat.is_private else "",
         service=SERVICE,
         parent=parent,
@@ -148,7 +148,7 @@ def _convert_press(query: CallbackQuery) -> InboundMessage | None:
             message_id=str(query.message.message_id), text=query.message.text[:QUOTED_LENGTH_MAX], ours=True
         ),
         mentioned=True,
-        context=_build_context(speaker, chat, is_topic=bool(parent)),
+        context=_build_context(sender, chat, is_topic=bool(parent)),
     )
 
 
@@ -158,18 +158,18 @@ def _convert_reaction(reaction: MessageReaction, update_id: int) -> InboundMessa
     new = [emoji for emoji in now if emoji not in before]
     if not new and (now or not before):
         return None  # one of several was removed, or it is a custom emoji without a character
-    speaker = _build_user(reaction.user, reaction.actor_chat)
+    sender = _build_user(reaction.user, reaction.actor_chat)
     return InboundMessage(
         kind=InboundKind.REACTION,
-        room=str(reaction.chat.id),  # Telegram does not report the topic
+        channel=str(reaction.chat.id),  # Telegram does not report the topic
         message_id=f"reaction-{update_id}",
         text=new[-1] if new else "",
-        speaker=speaker,
+        sender=sender,
         peer=str(reaction.chat.id) if reaction.chat.is_private else "",
         service=SERVICE,
         quoted=QuotedMessage(message_id=str(reaction.message_id)),
-        said_at=_parse_time(reaction.date),
-        context=_build_context(speaker, reaction.chat, is_topic=False),
+        sent_at=_parse_time(reaction.date),
+        context=_build_context(sender, reaction.chat, is_topic=False),
     )
 
 
@@ -186,12 +186,12 @@ def _convert_migration(message: TelegramMessage) -> InboundMessage | None:
         return None
     return InboundMessage(
         kind=InboundKind.MOVED,
-        room=str(old),
+        channel=str(old),
         message_id=f"moved-{new}",
         text=str(new),
-        speaker=_build_user(message.sender, message.sender_chat),
+        sender=_build_user(message.sender, message.sender_chat),
         service=SERVICE,
-        said_at=_parse_time(message.date),
+        sent_at=_parse_time(message.date),
     )
 
 

@@ -118,7 +118,7 @@ async def list_pairings(services: Services, caller: Principal, request: EmptyReq
         found = pairings.list_latest(conn, limit=LISTED_MAX)
         now = services.clock.now()
         inside = [
-            AdmittedSenderDetails(each.instance, each.speaker, each.by, show_time(from_ms(each.at_ms), services.zone))
+            AdmittedSenderDetails(each.instance, each.sender_id, each.by, show_time(from_ms(each.at_ms), services.zone))
             for each in pairings.list_admitted(conn)
         ]
         return PairingList(
@@ -172,7 +172,7 @@ def _find_pairing(conn: sa.Connection, code_or_id: str, *, now_ms: int) -> Pairi
 
 async def revoke_sender(services: Services, caller: Principal, request: PairingRevokeRequest) -> PairingRevoked:
     gone = await services.store.write(
-        partial(pairings.revoke_admission, connector=request.connector, speaker=request.sender_id), point="pairing"
+        partial(pairings.revoke_admission, connector=request.connector, sender_id=request.sender_id), point="pairing"
     )
     if not gone:
         raise SenderNotAdmitted(request.sender_id, connector=request.connector)

@@ -29,8 +29,8 @@ _change = t.ambient_messages.update().where(_in_channel, _c.seq == _b("the_seq")
 _delete_upto = t.ambient_messages.delete().where(_in_channel, _c.seq <= _b("upto"))
 _move = t.ambient_messages.update().where(_in_channel).values(channel=_b("new_room"))
 _delete_all = t.ambient_messages.delete().where(_in_channel)
-_delete_of_speaker = t.ambient_messages.delete().where(
-    _c.connector == _b("the_instance"), _c.sender == _b("the_speaker")
+_delete_of_sender = t.ambient_messages.delete().where(
+    _c.connector == _b("the_instance"), _c.sender == _b("the_sender_id")
 )
 _instances = sa.select(_c.connector).where(_c.sender == _b("sender")).distinct()
 
@@ -57,7 +57,7 @@ def add(
     channel: str,
     *,
     message_id: str,
-    speaker: str,
+    sender_id: str,
     name: str,
     text: str,
     limit: int,
@@ -79,7 +79,7 @@ def add(
         not last and conn.execute(_count_channels, {"the_instance": connector}).scalar_one() >= CHANNELS_MAX
     ):
         return False
-    row = {"message_id": message_id, "sender": speaker, "name": name, "text": text, "at_ms": at_ms}
+    row = {"message_id": message_id, "sender": sender_id, "name": name, "text": text, "at_ms": at_ms}
     conn.execute(_insert, {"connector": connector, "channel": channel, "seq": last + 1, **row})
     conn.execute(_delete_upto, {**here, "upto": last + 1 - limit})
     return True
@@ -103,11 +103,11 @@ def move(conn: sa.Connection, connector: str, channel: str, new_channel: str) ->
         conn.execute(_delete_all, old)
 
 
-def delete_of_speaker(conn: sa.Connection, connectors: Sequence[str], speaker: str) -> None:
+def delete_of_sender(conn: sa.Connection, connectors: Sequence[str], sender_id: str) -> None:
     for instance in connectors:
-        conn.execute(_delete_of_speaker, {"the_instance": instance, "the_speaker": speaker})
+        conn.execute(_delete_of_sender, {"the_instance": instance, "the_sender_id": sender_id})
 
 
-def list_connectors(conn: sa.Connection, speaker: str) -> list[str]:
+def list_connectors(conn: sa.Connection, sender_id: str) -> list[str]:
     """List the connectors with ambient messages from this sender."""
-    return [row.connector for row in conn.execute(_instances, {"sender": speaker})]
+    return [row.connector for row in conn.execute(_instances, {"sender": sender_id})]

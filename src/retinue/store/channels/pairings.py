@@ -38,18 +38,18 @@ _is_admitted = sa.select(sa.literal(1)).where(_a.connector == _b("connector"), _
 _all_admitted = sa.select(t.admitted_senders).order_by(_a.connector, _a.sender)
 _admit = t.admitted_senders.insert()
 _revoke_admission = t.admitted_senders.delete().where(
-    _a.connector == _b("the_instance"), _a.sender == _b("the_speaker")
+    _a.connector == _b("the_instance"), _a.sender == _b("the_sender_id")
 )
-_delete_of_sender = t.pairings.delete().where(_p.platform == _b("the_service"), _p.sender == _b("the_speaker"))
+_delete_of_sender = t.pairings.delete().where(_p.platform == _b("the_service"), _p.sender == _b("the_sender_id"))
 _other_platforms = sa.select(_p.connector).where(_p.platform != _b("the_service"))
 _revoke_admissions_of_sender = t.admitted_senders.delete().where(
-    _a.sender == _b("the_speaker"), _a.connector.not_in(_other_platforms)
+    _a.sender == _b("the_sender_id"), _a.connector.not_in(_other_platforms)
 )
 
 
 class AdmittedSender(Struct, frozen=True, kw_only=True):
     instance: str
-    speaker: str
+    sender_id: str
     by: str
     at_ms: int
 
@@ -100,8 +100,8 @@ def find_by_code(conn: sa.Connection, code: str, *, now_ms: int) -> Pairing | No
     return _pairing_from_row(rows[0]) if len(rows) == 1 else None
 
 
-def get_waiting(conn: sa.Connection, connector: str, speaker: str, *, now_ms: int) -> Pairing | None:
-    row = conn.execute(_waiting, {"connector": connector, "sender": speaker}).one_or_none()
+def get_waiting(conn: sa.Connection, connector: str, sender_id: str, *, now_ms: int) -> Pairing | None:
+    row = conn.execute(_waiting, {"connector": connector, "sender": sender_id}).one_or_none()
     return _pairing_from_row(row) if row is not None and row.expires_ms > now_ms else None
 
 
@@ -154,34 +154,34 @@ def decide(conn: sa.Connection, id_: str, state: PairingState, *, by: str, at_ms
     return pairing
 
 
-def is_admitted(conn: sa.Connection, connector: str, speaker: str) -> bool:
-    return conn.execute(_is_admitted, {"connector": connector, "sender": speaker}).scalar() is not None
+def is_admitted(conn: sa.Connection, connector: str, sender_id: str) -> bool:
+    return conn.execute(_is_admitted, {"connector": connector, "sender": sender_id}).scalar() is not None
 
 
 def list_admitted(conn: sa.Connection) -> list[AdmittedSender]:
     return [
-        AdmittedSender(instance=row.connector, speaker=row.sender, by=row.admitted_by, at_ms=row.at_ms)
+        AdmittedSender(instance=row.connector, sender_id=row.sender, by=row.admitted_by, at_ms=row.at_ms)
         for row in conn.execute(_all_admitted)
     ]
 
 
-def admit(conn: sa.Connection, connector: str, speaker: str, *, by: str, at_ms: int) -> None:
-    if not is_admitted(conn, connector, speaker):
-        conn.execute(_admit, {"connector": connector, "sender": speaker, "admitted_by": by, "at_ms": at_ms})
+def admit(conn: sa.Connection, connector: str, sender_id: str, *, by: str, at_ms: int) -> None:
+    if not is_admitted(conn, connector, sender_id):
+        conn.execute(_admit, {"connector": connector, "sender": sender_id, "admitted_by": by, "at_ms": at_ms})
 
 
-def revoke_admission(conn: sa.Connection, connector: str, speaker: str) -> bool:
+def revoke_admission(conn: sa.Connection, connector: str, sender_id: str) -> bool:
     """Revoke the admission of a sender. Returns False if the sender was not admitted."""
-    return bool(conn.execute(_revoke_admission, {"the_instance": connector, "the_speaker": speaker}).rowcount)
+    return bool(conn.execute(_revoke_admission, {"the_instance": connector, "the_sender_id": sender_id}).rowcount)
 
 
-def delete_of_sender(conn: sa.Connection, service: str, speaker: str) -> None:
+def delete_of_sender(conn: sa.Connection, service: str, sender_id: str) -> None:
     """Delete all access requests and admissions of a sender on a platform.
 
     An admission does not store its platform, and the request that does may be deleted. So this
     revokes the admissions of the same sender id on all connectors that are not known to belong to
     another platform.
     """
-    values = {"the_service": service, "the_speaker": speaker}
+    values = {"the_service": service, "the_sender_id": sender_id}
     conn.execute(_revoke_admissions_of_sender, values)
     conn.execute(_delete_of_sender, values)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.domain.access import PoisonMessage, PoisonMessageState
 from retinue.domain.storable_text import make_storable
@@ -55,7 +55,7 @@ class _Sender(Struct, frozen=True):
 class _Body(Struct, frozen=True):
     """The fields of a stored poison message that identify its sender."""
 
-    speaker: _Sender = _Sender()
+    sender: _Sender = field(default=_Sender(), name="speaker")
     service: str = ""
 
 
@@ -137,5 +137,5 @@ def delete_of_sender(conn: sa.Connection, service: str, sender: str) -> None:
             body = _decode_body(row.body)
         except msgspec.DecodeError:
             continue  # another program wrote it
-        if body.speaker.id == sender and body.service in {service, ""}:
+        if body.sender.id == sender and body.service in {service, ""}:
             close(conn, row.id, PoisonMessageState.DROPPED)

@@ -157,7 +157,7 @@ def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureRes
         conn.execute(statement, {"the_person": person})
     for identity in identities.unlink_all(conn, person):
         # In every connector where this id spoke: the same id on another platform may be affected too.
-        ambient_messages.delete_of_speaker(conn, ambient_messages.list_connectors(conn, identity.id), identity.id)
+        ambient_messages.delete_of_sender(conn, ambient_messages.list_connectors(conn, identity.id), identity.id)
         pairings.delete_of_sender(conn, identity.service, identity.id)
         poison_messages.delete_of_sender(conn, identity.service, identity.id)
     spend_report.anonymize_person(conn, person)

@@ -126,7 +126,7 @@ def list_channels(conn: sa.Connection, *, limit: int) -> tuple[list[OutboundQueu
     for row in conn.execute(_outbound):
         waiting.setdefault(row.recipient, []).append(row.id)
     shown = list(waiting.items())[:limit]
-    found = [room for channel, ids in shown if (room := _get_channel(conn, channel, ids)) is not None]
+    found = [status for channel, ids in shown if (status := _get_channel(conn, channel, ids)) is not None]
     return found, max(0, len(waiting) - limit)
 
 

@@ -44,11 +44,11 @@ def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope
     """
     if sender.kind is not AddressKind.CHANNEL:
         return ()
-    spoke = (get_speaker(each, connector=sender.name) for each in expand_decisions(conn, batch))
+    spoke = (get_channel_author(each, connector=sender.name) for each in expand_decisions(conn, batch))
     return tuple(dict.fromkeys(each for each in spoke if each is not None))
 
 
-def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
+def get_channel_author(envelope: Envelope, *, connector: str = "") -> Address | None:
     """Return the author of a message from a channel.
 
     This is the person who is linked to the sender's platform id. Without a link, it is the sender's
@@ -56,8 +56,8 @@ def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
     """
     if envelope.context.person:
         return address.person_address(envelope.context.person)
-    if envelope.context.speaker:
-        return Address(AddressKind.CHANNEL, connector or envelope.sender.name, envelope.context.speaker)
+    if envelope.context.sender_id:
+        return Address(AddressKind.CHANNEL, connector or envelope.sender.name, envelope.context.sender_id)
     return None
 
 

@@ -20,7 +20,7 @@ from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust
 from retinue.store.people import people
 from retinue.store.runs import processes, runs
-from retinue.store.runs.message_authors import OWNER, expand_decisions, get_speaker, list_envelopes
+from retinue.store.runs.message_authors import OWNER, expand_decisions, get_channel_author, list_envelopes
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
 
@@ -77,7 +77,7 @@ def _requesters_of(
         case AddressKind.PERSON:
             yield sender
         case AddressKind.CHANNEL:
-            yield get_speaker(envelope) or sender
+            yield get_channel_author(envelope) or sender
         case AddressKind.SCHEDULE:
             kept = schedules.get(conn, sender.name)
             if kept is not None and kept.schedule.owner.kind is AddressKind.PERSON:
@@ -116,7 +116,7 @@ def _last_requesters(conn: sa.Connection, session: Session) -> Iterator[Address 
         yield Requester(address.SERVER_ADDRESS)
     for envelope in expand_decisions(conn, batch):
         if envelope.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL):
-            yield get_speaker(envelope) or envelope.sender
+            yield get_channel_author(envelope) or envelope.sender
 
 
 def _role(conn: sa.Connection, name: str) -> Role | None:

@@ -262,7 +262,7 @@ class FaultHarness:
     def _check_channel(self, channel: str, texts: list[str]) -> None:
         written = {text for where, text in self.inbound if where == channel}
         if strange := [
-            each.text for each in self.server.committed if each.room == channel and each.text not in written
+            each.text for each in self.server.committed if each.channel == channel and each.text not in written
         ]:
             raise ContractBroken(f"received in {channel}, and never written there: {strange}")
         sent = {each.text for each in self.deliveries if each.channel == channel}
@@ -271,7 +271,7 @@ class FaultHarness:
 
     def _check_inbound(self, channel: str) -> None:
         sent = [text for where, text in self.inbound if where == channel]
-        heard = [each for each in self.server.committed if each.room == channel]
+        heard = [each for each in self.server.committed if each.channel == channel]
         if doubled := [text for text, times in Counter(each.text for each in heard).items() if times > 1]:
             raise ContractBroken(f"received twice: {doubled}")
         if self.is_ordered and [each.text for each in heard] != sent:
@@ -302,7 +302,7 @@ class FaultHarness:
 
 
 def _has_no_id(message: InboundMessage) -> bool:
-    return not message.message_id or not message.room
+    return not message.message_id or not message.channel
 
 
 def build_context(folder: Path, peer: Peer) -> ConnectorContext:

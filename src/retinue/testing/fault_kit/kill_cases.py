@@ -27,8 +27,8 @@ async def kill_while_sending(harness: FaultHarness) -> None:
     await harness.stop_server()
     text, number = harness.unique_text("answer"), harness.next_number()
     harness.break_at(text.split()[-1], BreakPoint.AFTER)
-    room = harness.bench.channel
-    doomed = await _start_process(harness, "send", room, text, str(number))
+    channel = harness.bench.channel
+    doomed = await _start_process(harness, "send", channel, text, str(number))
     try:
         await harness.wait_until_delivered(text)
     finally:
@@ -36,8 +36,8 @@ async def kill_while_sending(harness: FaultHarness) -> None:
     await harness.start_server()
     outcome = SendOutcome.UNKNOWN
     if harness.connector.repeats_safely:
-        outcome = await harness.server.send(harness.connector, build_part(CONNECTOR_NAME, room, text, number=number))
-    harness.deliveries.append(KitDelivery(room, text, outcome))
+        outcome = await harness.server.send(harness.connector, build_part(CONNECTOR_NAME, channel, text, number=number))
+    harness.deliveries.append(KitDelivery(channel, text, outcome))
     await harness.deliver()
 
 

@@ -26,7 +26,7 @@ class FileKitServer(KitServer):
 
     async def accept(self, message: InboundMessage) -> Receipt | None:
         if self.intake_fault is IntakeFault.DIES_AFTER:
-            kept = {"room": message.room, "message_id": message.message_id, "text": message.text}
+            kept = {"channel": message.channel, "message_id": message.message_id, "text": message.text}
             with (self.folder / JOURNAL_FILE).open("a") as journal:
                 journal.write(json.dumps({**kept, "revision": message.revision}) + "\n")
                 journal.flush()

@@ -118,7 +118,7 @@ class KitServer:
 
         A message with the same channel, message id and revision is a duplicate.
         """
-        key = (message.room, message.message_id, message.revision)
+        key = (message.channel, message.message_id, message.revision)
         duplicate = key in self._keys
         if not duplicate:
             self._keys.add(key)
