@@ -46,6 +46,11 @@ def _make_confinement(folder: Path, limits: ResourceLimits) -> Confinement:
     return Confinement(folder=workspace, writable=(workspace,), limits=limits)
 
 
+def _hold(code: str, seconds: float = PATIENCE_S) -> list[str]:
+    """Return a command that keeps what it got for some time, so that a limit which is checked in intervals ends it."""
+    return [PYTHON, "-I", "-S", "-c", code, str(seconds)]
+
+
 async def _run_python(sandbox: Sandbox, code: str, confinement: Confinement) -> tuple[str, object]:
     output = await run(sandbox, [PYTHON, "-I", "-S", "-c", code], confinement)
     return output.text, output.exit_status
@@ -53,7 +58,7 @@ async def _run_python(sandbox: Sandbox, code: str, confinement: Confinement) -> 
 
 ALLOCATE_IN_ONE_PROCESS = "a = bytearray(200 * 2**20)\nprint('had it')"
 ALLOCATE_IN_MANY_PROCESSES = """
-import os, time
+import os, sys, time
 pipes = []
 for _ in range(6):
     reads, writes = os.pipe()
@@ -66,6 +71,7 @@ for _ in range(6):
     pipes.append(reads)
 if all([os.read(each, 1) for each in pipes]):  # nothing is read of one that was killed
     print('had it')
+    time.sleep(float(sys.argv[1]))
 """
 
 
@@ -81,18 +87,14 @@ async def test_a_process_in_the_sandbox_cannot_take_more_memory_than_its_limit(
 async def test_many_processes_in_the_sandbox_together_cannot_take_more_memory_than_their_limit(
     sandbox: BubblewrapSandbox, folder: Path
 ) -> None:
-    output = await run(
-        sandbox, [PYTHON, "-I", "-S", "-c", ALLOCATE_IN_MANY_PROCESSES], _make_confinement(folder, SMALL_LIMITS)
-    )
+    output = await run(sandbox, _hold(ALLOCATE_IN_MANY_PROCESSES), _make_confinement(folder, SMALL_LIMITS))
     assert "memory" in output.exit_status.because
-    output = await run(
-        sandbox, [PYTHON, "-I", "-S", "-c", ALLOCATE_IN_MANY_PROCESSES], _make_confinement(folder, WIDE_LIMITS)
-    )
+    output = await run(sandbox, _hold(ALLOCATE_IN_MANY_PROCESSES, seconds=0), _make_confinement(folder, WIDE_LIMITS))
     assert "had it" in output.text
 
 
 FORK_BOMB = """
-import os, time
+import os, sys, time
 made = 0
 try:
     while made < 60:
@@ -102,7 +104,7 @@ try:
         made += 1
 except OSError:
     print('refused', flush=True)
-time.sleep(1)
+time.sleep(0 if made < 60 else float(sys.argv[1]))
 print('made', made)
 """
 
@@ -110,10 +112,10 @@ print('made', made)
 async def test_a_fork_bomb_is_stopped_at_the_process_limit_of_the_sandbox(
     sandbox: BubblewrapSandbox, folder: Path
 ) -> None:
-    output = await run(sandbox, [PYTHON, "-I", "-S", "-c", FORK_BOMB], _make_confinement(folder, SMALL_LIMITS))
+    output = await run(sandbox, _hold(FORK_BOMB), _make_confinement(folder, SMALL_LIMITS))
     assert "refused" in output.text or "processes" in output.exit_status.because
     assert "made 60" not in output.text
-    output = await run(sandbox, [PYTHON, "-I", "-S", "-c", FORK_BOMB], _make_confinement(folder, WIDE_LIMITS))
+    output = await run(sandbox, _hold(FORK_BOMB, seconds=0), _make_confinement(folder, WIDE_LIMITS))
     assert "made 60" in output.text
 
 
@@ -190,7 +192,7 @@ async def test_a_command_on_the_host_has_the_limits_that_work_without_a_sandbox(
     assert "had it" not in text
     text, _ = await _run_python(host, ALLOCATE_IN_ONE_PROCESS, _make_confinement(folder, WIDE_LIMITS))
     assert "had it" in text
-    output = await run(host, [PYTHON, "-I", "-S", "-c", FORK_BOMB], _make_confinement(folder, SMALL_LIMITS))
+    output = await run(host, _hold(FORK_BOMB), _make_confinement(folder, SMALL_LIMITS))
     assert "processes" in output.exit_status.because
 
 
