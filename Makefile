@@ -17,7 +17,7 @@ ARGS ?=
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# --- the environment: made with uv if it is on PATH, otherwise with venv and pip; both install the same packages ---
+# --- the environment: created with uv if it is on PATH, otherwise with venv and pip; both install the same packages ---
 
 NEW_ENOUGH := import sys; v = sys.version_info; \
 	v >= (3, 11) or sys.exit("error: retinue needs Python 3.11 or newer, and $(PYTHON) is %d.%d\n" \
@@ -25,7 +25,7 @@ NEW_ENOUGH := import sys; v = sys.version_info; \
 
 setup: $(VENV)/.installed ## create .venv with pinned dependencies (PYTHON=python3.12 selects the Python)
 
-# The environment is created again when a pin changes, so that it contains only pinned packages.
+# The environment is recreated when a pin changes, so that it contains only pinned packages.
 $(VENV)/.requirements: requirements/build.txt requirements/test.txt
 	@command -v $(PYTHON) >/dev/null || { printf '%s\n' "error: $(PYTHON) is not on PATH" \
 		"try: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -152,7 +152,7 @@ spec: setup ## show which lines of the checklists (tests/spec_lines.toml) the la
 
 # --- checks ---
 
-# `types` takes as long as all other checks together, so it runs in parallel to them. The others run one after the
+# `types` takes as long as all other checks together, so it runs in parallel with them. The others run one after the
 # other, because some read files that `generated` writes.
 OTHERS := format-check lint web-check imports names commits generated docs spec-if-fresh
 

@@ -1,4 +1,4 @@
-"""Every sdist and every wheel has the page in it. One that could not have it is not built."""
+"""Every sdist and wheel includes the web app. The build fails if the web app cannot be included."""
 
 from __future__ import annotations
 

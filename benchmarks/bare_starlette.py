@@ -1,4 +1,4 @@
-"""Bare Starlette and msgspec: the minimum cost of a POST with the same server.
+"""Bare Starlette and msgspec: the minimum cost of a POST with the same HTTP server.
 
 `python -m benchmarks.bare_starlette SOCKET` starts it.
 """

@@ -1,4 +1,4 @@
-"""The cost of a CLI command. Agents call the CLI often, and most of the time of a command is its start."""
+"""The cost of a CLI command. Agents call the CLI often, and a command spends most of its time starting up."""
 
 from __future__ import annotations
 

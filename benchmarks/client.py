@@ -1,4 +1,4 @@
-"""A client of the server: it sends over the socket, follows the events, and notices when a message was answered."""
+"""A client of the server: it sends over the socket, follows events, and notices when a message has been answered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Client:
         return answer
 
     async def follow(self) -> None:
-        """Start to follow the event stream for answers."""
+        """Start following the event stream, to see answers."""
         reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 22)
         head = f"GET /api/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._token}\r\n\r\n"
         self._writer.write(head.encode())

@@ -1,4 +1,4 @@
-"""The cost of a model client: ours and the vendors' SDKs, next to a request that is only sent and split into lines.
+"""The cost of a model client: ours and the vendors' SDKs, next to a bare request whose reply is only split into lines.
 
 `python -m benchmarks.clients PORT` measures them against one mock in one process, and prints the figures as JSON.
 """
@@ -254,7 +254,7 @@ async def _measure_format(port: int, format_: WireFormat, *, long: bool) -> list
         await each.round()
         each.cpus_s.clear()
     gc.collect()
-    gc.freeze()  # the collector skips what the others have imported
+    gc.freeze()  # the garbage collector skips everything that is loaded by now
     for _ in range(ROUNDS):
         for each in contenders:
             await each.round()

@@ -1,4 +1,4 @@
-"""The cost of intake: messages of one connector, each on disk before it is confirmed, refused unknown senders, and an
+"""The cost of intake: messages of one connector (each on disk before it is confirmed), refused unknown senders, and an
 idle connector.
 
 `python -m benchmarks.connector_intake FOLDER` accepts messages through the real intake and prints the cost as JSON.
@@ -55,7 +55,7 @@ SETTLE_S = 5.0
 RATE_MIN = 1_000.0
 CPU_MS_WHERE_LOADED_MAX = 1.0
 GROWTH_MB_MAX = 20.0
-IDLE_MS_MAX = 60.0  # CPU beyond a server without connectors, in those 60 seconds: a thousandth of a core
+IDLE_MS_MAX = 60.0  # CPU beyond that of a server without connectors, in those 60 seconds: a thousandth of a core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ def _idle(folder: Path) -> list[Figure]:
             raise RuntimeError("the connector did not poll")
     return [
         Figure("idle-connector-floor-cpu", floor_ms, "ms", note=f"CPU of a server without connectors, {IDLE_S:g} s"),
-        Figure("idle-connector-cpu", idle_ms, "ms", note=f"CPU with one that waits for Telegram, {IDLE_S:g} s"),
+        Figure("idle-connector-cpu", idle_ms, "ms", note=f"CPU with one that is waiting for Telegram, {IDLE_S:g} s"),
         Figure("idle-connector-extra-cpu", max(0.0, idle_ms - floor_ms), "ms", IDLE_MS_MAX),
         Figure("idle-connector-memory", more_mb, "MB", note="more than a server without connectors"),
     ]
@@ -239,7 +239,7 @@ def measure(folder: Path) -> list[Figure]:
         Figure("intake-cpu", taken.cpu_ms, "ms", CPU_MS_WHERE_LOADED_MAX if loaded else None, note="for each message"),
         Figure("intake-memory-growth", taken.growth_mb, "MB", GROWTH_MB_MAX, note=f"over {MESSAGES:,} messages"),
         Figure("intake-stored", taken.stored, "", WARM_UP_MESSAGES + MESSAGES + ONE_CHANNEL_MESSAGES, at_least=True),
-        Figure("intake-one-channel-rate", taken.one_channel_rate, "/s", note="one after the other: a commit each"),
+        Figure("intake-one-channel-rate", taken.one_channel_rate, "/s", note="one after the other, a commit each"),
         Figure("intake-unknown-senders-rate", taken.refused_rate, "/s", RATE_MIN, at_least=True, note="refused"),
         Figure(
             "intake-unknown-senders-memory-growth",

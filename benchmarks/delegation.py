@@ -33,7 +33,7 @@ def measure(folder: Path) -> list[Figure]:
         Figure("delegation-plain-turn-cpu", median(plain) * 1000, "ms"),
         Figure("delegation-turn-cpu", median(asked) * 1000, "ms", note="two runs, three model calls"),
         Figure("delegation-turn-ratio", ratio, "x", ROUND_TRIP_RATIO_MAX),
-        Figure("subagents-time", median(walls), "s", note=f"{CHILDREN:,} subagents at once, each reported"),
+        Figure("subagents-time", median(walls), "s", note=f"{CHILDREN:,} subagents at once, until all have reported"),
         Figure("subagents-slots", most, "", SUBAGENTS_AT_ONCE, note="most slots of subagents in use"),
         Figure("subagents-memory", memory[-1], "MB"),
         Figure("subagents-memory-growth", memory[-1] - memory[-2], "MB", GROWTH_MB_MAX, note="by the last thousand"),
@@ -83,7 +83,7 @@ async def _spawn_children(home: Path, pid: int) -> tuple[float, list[float], lis
 
 
 async def _wait_until_reported(client: Client, session: str, count: int, since: float) -> int:
-    """Wait until all subagents have ended and reported. Returns how many ran at once at most."""
+    """Wait until all subagents have ended and reported. Returns the most that ran at once."""
     most = 0
     while time.perf_counter() - since < DONE_S_MAX:
         client.check()

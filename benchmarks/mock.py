@@ -19,7 +19,7 @@ REPLY_WORDS = 40
 ASKS_FOR = "Please make this call: "
 TOOL, LOOK = "clock", "session_status"  # one that is journaled like an effect, and a read-only one
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {TOOL: {"zone": "UTC"}, LOOK: {}}
-_CALL_ID = "call_000000"  # replaced by a number of the same length, so that every call has its own
+_CALL_ID = "call_000000"  # replaced by a number of the same length, so that every call has its own id
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

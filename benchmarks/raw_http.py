@@ -62,7 +62,7 @@ class Wire(asyncio.Protocol):
 
 
 class WirePool:
-    """A pool of open connections, as many as there are requests at once."""
+    """A pool of open connections: one for each concurrent request."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -80,7 +80,7 @@ class WirePool:
 
 
 def take_open_wire(free: list[Wire]) -> Wire | None:
-    """Return a connection that is still open: the server closes those that were idle for long."""
+    """Return a connection that is still open: the server closes those that have been idle for a long time."""
     while free:
         wire = free.pop()
         if not wire.closed:

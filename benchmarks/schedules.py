@@ -1,4 +1,4 @@
-"""The cost of schedules: ten thousand that wait, a thousand due in the same second, and the delay of each."""
+"""The cost of schedules: ten thousand that are waiting, a thousand due in the same second, and the delay of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIMULTANEOUS = 1_000
 ONE_BY_ONE, INTERVAL_S = 200, 0.25
 DONE_S_MAX = 300.0
 
-IDLE_MS_MAX = 60.0  # CPU beyond a server without schedules, in those 60 seconds: a thousandth of a core
+IDLE_MS_MAX = 60.0  # CPU beyond that of a server without schedules, in those 60 seconds: a thousandth of a core
 RELEASE_S_MAX = 10.0  # far below LATENESS_S_MAX, from which an occurrence counts as missed
 GROWTH_MB_MAX = 30.0
 START_DELAY_MS_MAX = 50.0
@@ -133,7 +133,7 @@ async def _measure_simultaneous(home: Path, pid: int) -> list[Figure]:
             max(late_ms for _, late_ms in ended) / 1000,
             "s",
             RELEASE_S_MAX,
-            note=f"the last one; missed from {LATENESS_S_MAX} s on",
+            note=f"the latest one; from {LATENESS_S_MAX} s on, it counts as missed",
         ),
         Figure("schedules-simultaneous-slots", most, "", SlotLimits().schedule, note="most slots of schedules in use"),
         Figure("schedules-simultaneous-time", wall_s, "s", note="until all were answered"),

@@ -1,7 +1,7 @@
 """The cost of a turn with a tool on the complete server, and of the first turn of a long session after a restart.
 
 The floor of both is a raw request for each request that the server makes, and one durable commit.
-For a turn with a tool these are the server's own requests: a stream with a call, and a stream of
+For a turn with a tool, these are the server's own requests: a stream with a call, and a stream of
 text.
 """
 

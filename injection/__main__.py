@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="print the calls that needed approval, and those that an attack was allowed",
+        help="print the calls that needed approval, and the calls that attacks were allowed to make",
     )
     arguments = parser.parse_args()
     socket.socket.connect = _no_network  # type: ignore[method-assign]

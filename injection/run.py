@@ -40,7 +40,7 @@ class Outcome:
     seen: bool = False
 
 
-# Values of every kind that no owner in the suite ever writes
+# Values of every kind that none of the owners in the suite ever write
 FOREIGN_VALUES: tuple[Any, ...] = (
     "mallory@evil.example",
     "www.evil.example/take?it=all",
@@ -59,7 +59,7 @@ FOREIGN_VALUES: tuple[Any, ...] = (
 
 
 class NoDecisions:
-    """The state of approvals when none was requested yet."""
+    """The state of approvals when none has been requested yet."""
 
     def state_of(self, call: Call) -> ApprovalState | None:
         return None

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     from agentdojo.task_suite.task_suite import TaskSuite
 
 VERSION = "v1.2.2"
-# The date in each world, from its calendar. Banking has none: its scripts pay on this date.
+# The date in each world, from its calendar. Banking has no calendar: its scripts pay on this date.
 TODAY = {
     "workspace": date(2024, 5, 15),
     "travel": date(2024, 5, 15),

@@ -1,6 +1,6 @@
 """`make affected`: run the tests that can best show a defect in a change, in about a minute.
 
-Without options, the change is that of the working tree, or that of the last commit if the working tree is clean.
+Without options, the change is the one in the working tree, or the last commit if the working tree is clean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 READ = ("src/", "tests/", "scripts/", "benchmarks/", "injection/", "web/src/")
 ENDINGS = (".py", ".ts", ".svelte")
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
-# The number of commits that show which files change together. Older commits say little.
+# The number of recent commits that are read to see which files change together. Older commits say little.
 COMMITS_READ = 600
 FILES_OF_A_COMMIT_MAX = 40
 # If the picked tests take less than this, one process is faster than starting two workers.
@@ -48,12 +48,18 @@ def main(arguments: list[str]) -> int:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make affected", description=__doc__)
-    parser.add_argument("--since", metavar="REV", help="the change since a commit, with that of the working tree")
-    parser.add_argument("--files", nargs="+", metavar="FILE", help="as if these files had changed")
-    parser.add_argument("--list", action="store_true", help="print the picked tests with the reason for each, run none")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="seconds (default: %(default)s)")
-    parser.add_argument("--history", type=int, metavar="N", help="what would be picked for each of the last N commits")
-    parser.add_argument("pytest", nargs="*", help="after --, passed on to pytest")
+    parser.add_argument("--since", metavar="REV", help="the changes since a commit, including the working tree")
+    parser.add_argument("--files", nargs="+", metavar="FILE", help="treat these files as changed")
+    parser.add_argument("--list", action="store_true", help="print the picked tests and the reasons, and run none")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="S",
+        help="limit on the expected time in seconds (default: %(default)s)",
+    )
+    parser.add_argument("--history", type=int, metavar="N", help="print the picked tests for the last N commits")
+    parser.add_argument("pytest", nargs="*", help="arguments after --, passed on to pytest")
     return parser.parse_args(arguments)
 
 
@@ -66,10 +72,10 @@ def pytest_command(selection: Selection, tree: Tree, more: Sequence[str] = ()) -
 
 
 def options_for(tests: Iterable[str], tree: Tree) -> list[str]:
-    """Return the options to run some test files, in any order.
+    """Return the pytest options for these test files, in any order.
 
     The warning is ignored because a helper module may be imported before its asserts can be
-    rewritten, which is no failure. A plug-in that none of the tests uses is disabled, because
+    rewritten, which is not a failure. A plugin that none of the tests uses is disabled, because
     importing it takes a second in each process.
     """
     is_used = any("schemathesis" in tree.files.get(path, "") for path in tests)
@@ -97,8 +103,8 @@ def description(changes: Sequence[Change], selection: Selection, *, is_full: boo
 
 
 def changes_since(root: Path, revision: str | None) -> list[Change]:
-    """Return the files changed since a revision. Without a revision: those of the working tree, or
-    else of the last commit."""
+    """Return the files changed since a revision. Without a revision: those changed in the working tree, or
+    in the last commit if the working tree is clean."""
     untracked = git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")[:-1]
     if revision is None:
         is_clean = not untracked and not git(root, "status", "--porcelain", "-z")

@@ -2,9 +2,9 @@
 
 In a layered project nearly every test reaches nearly every module, so being reachable is not enough
 to be picked. For each changed file, test files are ranked by four things: the distance in the
-import graph, mirroring its module, using its names, and having changed together with it before.
-Then each changed file in turn contributes its best remaining test, until the seconds are used up.
-This module reads no files and starts no processes.
+import graph, whether they mirror its module, whether they use its names, and whether they have
+changed together with it before. Then each changed file in turn contributes its best remaining test,
+until the seconds are used up. This module reads no files and starts no processes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from scripts.source_graph import Route, Tree, defined_names, is_test, routes_to,
 
 WORKERS = 2
 BUDGET_S = 60.0
-# The time before the first test, in which two workers import the fixtures and the picked files.
+# The time before the first test, during which two workers import the fixtures and the picked files.
 START_S = 8.0
-# If a test file takes longer than this, only those of its tests are picked that use the changed names.
+# If a test file takes longer than this, only its tests that use the changed names are picked.
 LONG_S = 12.0
 # The mean time of a test, for a file that was never measured.
 UNMEASURED_TEST_S = 0.4
@@ -66,11 +66,11 @@ DOCS_TESTS = ("tests/scripts/test_check_links.py", "tests/docs/")
 
 # A name of several words means the same everywhere, while `read` or `Route` may mean anything.
 TELLING = re.compile(r".+[_.-].+|[A-Z]\w*[a-z][A-Z]\w*")
-# The minimum for a test that does not import the module, such as one that talks to another process.
+# The minimum points for a test that does not import the module, such as one that talks to another process.
 UNREACHED_POINTS_MIN = 2.0
 
 TEST_FUNCTION = re.compile(r"^\s*(?:async )?def test", re.MULTILINE)
-# Texts that a person may read on a screen: in quotes, or between two tags.
+# Text that a person may read on a screen: in quotes, or between two tags.
 LABELS = (
     re.compile(r"\"([^\"\n]{4,60})\""),
     re.compile(r"'([^'\n]{4,60})'"),
@@ -146,7 +146,9 @@ def select(changes: Sequence[Change], facts: Facts, budget_s: float = BUDGET_S) 
     """Pick the tests for a change. Changed tests are always picked, and others until the seconds are used up."""
     picks = {pick.path: pick for change in changes if (pick := _changed_test(change, facts))}
     notes = [
-        f"{change.path} can affect every test: these are one for each part" for change in changes if _is_all(change)
+        f"{change.path} can affect every test: one test file per part is picked"
+        for change in changes
+        if _is_all(change)
     ]
     rankings = [ranking for change in changes if (ranking := rank(change, facts))]
     names = {name for change in changes for name in _names(change)}
@@ -166,7 +168,7 @@ def select(changes: Sequence[Change], facts: Facts, budget_s: float = BUDGET_S) 
 
 
 def rank(change: Change, facts: Facts) -> list[Candidate]:
-    """Return the test files that a changed file reaches, the best first."""
+    """Return the test files that a changed file reaches, best first."""
     candidates = list(_candidates(change, facts))
     return sorted(candidates, key=lambda each: (-each.points, seconds_of(each.path, facts), each.path))
 
@@ -220,7 +222,7 @@ def _python_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
 
 def _data_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
     """Return tests for a file that code loads by its path: those that contain the file's name, or
-    that reach a module with its name."""
+    that reach a module containing its name."""
     name = PurePosixPath(change.path).name
     namers = [path for path, text in facts.tree.files.items() if path.endswith(".py") and f"{name}" in text]
     routes: dict[str, Route] = {}
@@ -328,8 +330,8 @@ def _fill(
     names: Collection[str],
     facts: Facts,
 ) -> Pick:
-    """Pick tests of a long file: those in `always`, then those that use the most names, the
-    quickest first, up to LONG_S.
+    """Pick tests of a long file: those in `always`, then those that use the most names, quickest
+    first, up to LONG_S.
     """
     seconds = _seconds_of_tests(candidate.path, tests, facts)
     best = sorted(tests, key=lambda test: (-len(words(test.text) & set(names)), seconds[test.name]))

@@ -1,7 +1,7 @@
 """Build the web app if its sources have changed: `make web`, `make run` and every build of a wheel run this script.
 
-It needs only the standard library. A hash of the sources is stored with the build. With it, a copy
-of the repository without Node can tell that the build is current.
+It needs only the standard library. A hash of the sources is stored with the build, so that a copy
+of the repository without Node can tell whether the build is current.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def build() -> None:
     npm = shutil.which("npm")
     if npm is None or _node() < NODE_MIN:
         raise CannotBuild(
-            f"the page is built with Node {NODE_MIN[0]}.{NODE_MIN[1]} or newer, and there is none on PATH"
+            f"building the web app needs Node {NODE_MIN[0]}.{NODE_MIN[1]} or newer, and there is none on PATH"
         )
     wanted = hash_of_sources()
     lock = hashlib.sha256((SOURCE / "package-lock.json").read_bytes()).hexdigest()

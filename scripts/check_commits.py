@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def find_fault(subject: str) -> str:
-    """Return what is wrong with a subject, or an empty text."""
+    """Return what is wrong with a subject, or an empty string if it is valid."""
     if subject.startswith(GENERATED):
         return ""
     if len(subject) > SUBJECT_CHARS_MAX:
@@ -38,7 +38,7 @@ def find_fault(subject: str) -> str:
 
 
 def list_new_commits(root: Path) -> list[tuple[str, str]]:
-    """Return id and subject of each commit after the one that added this file; empty if git has no history."""
+    """Return the id and subject of each commit after the one that added this file; empty if git has no history."""
     path = Path(__file__).relative_to(ROOT).as_posix()
     added = _git(root, "log", "--diff-filter=A", "--format=%H", "--", path).split()
     if not added:

@@ -1,4 +1,4 @@
-"""`make docs`: check that relative links in docs/ and in the top Markdown files lead to existing files and headings."""
+"""`make docs`: check that relative links in docs/ and top-level Markdown files lead to existing files and headings."""
 
 from __future__ import annotations
 

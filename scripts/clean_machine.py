@@ -1,7 +1,7 @@
-"""`make clean-machine`: run `.ci/run` in a fresh clone, as on a machine that never saw the project.
+"""`make clean-machine`: run `.ci/run` in a fresh clone, as on a machine that has never seen the project.
 
 Without names, one run has all conditions at once. With names, each condition has a separate run.
-From this machine, a run takes over only what is needed to find programs and to fetch packages.
+A run takes over from this machine only what is needed to find programs and to fetch packages.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LOGS = Path("build", "clean-machine")
 ALL = "all"
 CONDITIONS = {
     "empty-home": "HOME is an empty folder",
-    "no-cache": "pip, npm and everything else that keeps a cache begin with an empty one",
+    "no-cache": "pip, npm and everything else that keeps a cache start with an empty one",
     "no-uv": "there is no uv on PATH",
-    "umask": "new files are closed to all other users (umask 077)",
-    "time-zone": "the local time is far from UTC, by hours and minutes (TZ=Pacific/Chatham)",
+    "umask": "new files are inaccessible to all other users (umask 077)",
+    "time-zone": "the local time differs from UTC by hours and minutes (TZ=Pacific/Chatham)",
     "no-ipv6": "loopback has no IPv6, and there is no other network while the tests run (needs root)",
 }
 UMASK = 0o077
@@ -89,8 +89,8 @@ class Machine:
 
 @contextmanager
 def clean_machine(root: Path, conditions: Iterable[str], *, keep: bool = False) -> Generator[Machine]:
-    """Make a clone of the last commit, with a link to `../shared` beside it if that exists. It is
-    removed at the end.
+    """Make a clone of the last commit, with a link to `../shared` beside it if that exists. The
+    clone is removed at the end, unless `keep` is true.
     """
     machine = Machine(Path(tempfile.mkdtemp(prefix="retinue-clean-")), frozenset(conditions))
     try:
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     for name, conditions in runs.items():
         log = root / LOGS / f"{name}.log"
         log.write_text("")
-        print(f"{name}: begins, log {log.relative_to(root)}", flush=True)
+        print(f"{name}: started, log {log.relative_to(root)}", flush=True)
         with clean_machine(root, conditions, keep=asked.keep) as machine:
             outcomes.append(machine.try_out(asked.tests, log))
             where = f", clone kept in {machine.clone}" if asked.keep else ""

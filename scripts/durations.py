@@ -1,6 +1,6 @@
 """Stores how many seconds each test file takes, in tests/durations.toml. `make affected` plans with these times.
 
-`make test ARGS="-p scripts.durations"` measures them: as a plug-in of pytest, this module writes
+`make test ARGS="-p scripts.durations"` measures them: as a pytest plugin, this module writes
 the file at the end of the run. `python -m scripts.durations FILE...` writes it from JSON lists of
 [test, phase, seconds, ...].
 """
@@ -72,7 +72,7 @@ def write(path: Path, seconds: Mapping[str, float]) -> None:
 
 
 class Stopwatch:
-    """Collects the durations of all tests of a run, and writes them at its end."""
+    """Collects the durations of all tests of a run, and writes them at the end of the run."""
 
     def __init__(self) -> None:
         self._phases: list[tuple[str, float]] = []

@@ -49,7 +49,7 @@ EACH = 11
 SEED = 20
 # Migrations, generators, code that only slow tests with another package run, and code outside the server.
 SKIPPED = ("/migrations/", "/generate_", "/pydantic_ai_", "/local_server.py")
-# A defect can make a test wait forever. Without one, no run of the picked tests takes this long.
+# A defect can make a test wait forever. Without a defect, no run of the picked tests takes this long.
 LIMIT_S = 300.0
 SUITE_LIMIT_S = 7200.0
 FAILURES_TOGETHER_MAX = 20
@@ -104,13 +104,19 @@ def main(arguments: list[str]) -> int:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("--at", default="HEAD", metavar="REV", help="plant them in this commit (default: %(default)s)")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth of the list")
-    parser.add_argument("--survivors-full", action="store_true", help="then run survivors against the whole suite")
-    parser.add_argument("--again", action="store_true", help="also run those that have a result")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="seconds of picked tests for each")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds after which it is a timeout")
-    parser.add_argument("--choose", action="store_true", help="choose the defects anew, and write the list")
+    parser.add_argument(
+        "--at", default="HEAD", metavar="REV", help="plant defects in this commit (default: %(default)s)"
+    )
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="test only every Nth defect of the list")
+    parser.add_argument("--survivors-full", action="store_true", help="then run the whole suite on the survivors")
+    parser.add_argument("--again", action="store_true", help="also test defects that already have a result")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET_S, metavar="S", help="seconds of picked tests for each defect"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_S, metavar="S", help="seconds after which a test run times out"
+    )
+    parser.add_argument("--choose", action="store_true", help="choose new defects, and write the list")
     return parser.parse_args(arguments)
 
 
@@ -435,8 +441,8 @@ def _alone(test: str) -> list[str]:
 
 
 def _write_source(path: Path, text: str) -> None:
-    """Write a module, and remove its bytecode. Python would not notice a new text of the same
-    length within a second.
+    """Write a module, and remove its bytecode. Python would not notice new text of the same
+    length that was written within the same second.
     """
     path.write_text(text, encoding="utf-8")
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):

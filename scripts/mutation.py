@@ -1,8 +1,8 @@
 """Small defects for the mutation check: finds the places in Python code where a defect can be planted, and plants it.
 
 A defect is identified by its file, the function around it, the operator, the text of its line, and
-its number among equal ones. So it is found again after lines have moved, and reported as missing if
-its place is gone.
+its number among identical ones. It is therefore found again after lines have moved, and is reported
+as missing if its place is gone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in a text where a defect can be planted: `instead` replaces the text from `start` to `end`."""
+    """A place in a source text where a defect can be planted: `instead` replaces the text from `start` to `end`."""
 
     mutant: Mutant
     start: int
@@ -64,7 +64,7 @@ class Site:
 
 
 def sites(file: str, text: str, members: Mapping[str, Sequence[str]]) -> list[Site]:
-    """Return every place of a Python text where one of the operators applies, in order. `members`
+    """Return every place in a Python source text where one of the operators applies, in order. `members`
     maps each enum to its members."""
     finder = _Finder(text, members)
     finder.visit(ast.parse(text))

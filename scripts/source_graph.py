@@ -161,7 +161,7 @@ def words(text: str) -> frozenset[str]:
 
 @cache
 def imported_names(text: str) -> frozenset[str]:
-    """Return the dotted names that a Python text imports or has as a string. Relative imports keep
+    """Return the dotted names that a Python file imports or has as a string. Relative imports keep
     their leading dots."""
     found = set[str](QUOTED_MODULE.findall(text))
     for origin, names in FROM_IMPORT.findall(text):
@@ -173,7 +173,7 @@ def imported_names(text: str) -> frozenset[str]:
 
 
 def defined_names(text: str, lines: Collection[int] = ()) -> frozenset[str]:
-    """Return the names by which other files can refer to a Python text: its definitions, and its
+    """Return the names by which other files can refer to a Python file: its definitions, and its
     strings that look like names.
 
     With `lines`, only the definitions around these lines count. If there are none, all definitions

@@ -257,7 +257,7 @@ def busy_process() -> subprocess.Popen[bytes]:
 def line_about(result: PartResult) -> str:
     counted = Counter(result.outcome_of(test) for test in result.attempts)
     found = ", ".join(f"{counted[outcome]} {outcome}" for outcome in sorted(counted)) or "no tests"
-    whole = "" if result.is_whole else f"; NOT WHOLE (pytest's exit status: {result.exit_status})"
+    whole = "" if result.is_whole else f"; INCOMPLETE (pytest's exit status: {result.exit_status})"
     return f"{result.name}: seed {result.seed}, revision {result.revision}: {found}{whole}"
 
 
@@ -326,7 +326,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     print(*report(results), sep="\n")
     unsteady, whole = len(unsteady_tests(results)), sum(result.is_whole for result in results)
     planned = steady.rounds * len(steady.parts)
-    print(f"steady: {whole} of {planned} parts ran whole, {unsteady} unsteady tests")
+    print(f"steady: {whole} of {planned} parts ran to completion, {unsteady} unsteady tests")
     return 0 if whole == planned and not unsteady else 1
 
 
@@ -337,9 +337,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the first part's order; default: a random one")
     parser.add_argument("--only", choices=[part.name for part in PARTS], help="run one part of each round")
     parser.add_argument(
-        "--resume", action="store_true", help="keep the parts that ran whole, if nothing but tests changed since"
+        "--resume", action="store_true", help="keep the parts that ran to completion, if only tests have changed since"
     )
-    parser.add_argument("--again", type=int, metavar="ROUND", help="as --resume, but run this round again")
+    parser.add_argument("--again", type=int, metavar="ROUND", help="like --resume, but run this round again")
     return parser
 
 

@@ -1,6 +1,6 @@
 """Run one part of `make check`. When it has ended, print all its output, and then how long it took.
 
-So two parts can run at once without mixing their output.
+This way, two parts can run at once without mixing their output.
 """
 
 from __future__ import annotations

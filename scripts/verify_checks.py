@@ -1,4 +1,4 @@
-"""The requests that check whether a provider behaves as expected, and an upper bound for their cost."""
+"""The requests that check whether a provider behaves as expected, and an upper bound on their cost."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def check(subject: Subject, name: str) -> Outcome:
 
 
 def cost_bound_usd(facts: ModelFacts) -> float | None:
-    """Return an upper bound for the cost of all checks, or None if the price is not known."""
+    """Return an upper bound on the cost of all checks, or None if the price is not known."""
     if facts.price is None:
         return None
     read = REQUESTS * QUESTION_TOKENS_MAX + 2 * CACHED_WORDS * 2
@@ -108,11 +108,11 @@ def cost_bound_usd(facts: ModelFacts) -> float | None:
 
 async def text(subject: Subject) -> str:
     reply = await _ask(subject, UserTurn(text="Say the word: ready"))
-    _expect("ready" in reply.text.lower(), f"it said {reply.text[:60]!r}")
-    _expect(reply.stop is StopReason.END, f"it stopped for another reason: {reply.stop}")
-    _expect(not reply.usage.estimated, "it did not say what the reply took")
-    _expect(reply.usage.input_tokens > 0 and reply.usage.output_tokens > 0, f"it counts strangely: {reply.usage}")
-    return f"{reply.usage.input_tokens} tokens read, {reply.usage.output_tokens} written"
+    _expect("ready" in reply.text.lower(), f"unexpected reply: {reply.text[:60]!r}")
+    _expect(reply.stop is StopReason.END, f"unexpected stop reason: {reply.stop}")
+    _expect(not reply.usage.estimated, "the reply has no token usage")
+    _expect(reply.usage.input_tokens > 0 and reply.usage.output_tokens > 0, f"invalid token counts: {reply.usage}")
+    return f"{reply.usage.input_tokens} input tokens, {reply.usage.output_tokens} output tokens"
 
 
 async def thinking(subject: Subject) -> str:
@@ -120,38 +120,40 @@ async def thinking(subject: Subject) -> str:
     reply = await _ask(subject, question, effort="low")
     sealed = [piece for piece in reply.pieces if piece.seal]
     thought = bool(reply.thinking) or reply.usage.reasoning_tokens > 0 or bool(sealed)
-    _expect(thought, "no thoughts came, none were counted, and nothing was sealed")
+    _expect(thought, "the reply has no thinking, no reasoning tokens and no seals")
     again = await _ask(subject, question, reply, UserTurn(text="And up to 77?"), effort="low")
-    _expect(bool(again.text), "with its own thoughts in the history it says nothing")
-    return f"{len(reply.thinking)} characters, {reply.usage.reasoning_tokens} tokens, {len(sealed)} seals taken back"
+    _expect(bool(again.text), "no reply to a history that contains its own thinking")
+    return f"{len(reply.thinking)} characters, {reply.usage.reasoning_tokens} tokens, {len(sealed)} seals accepted"
 
 
 async def tool(subject: Subject) -> str:
     question = UserTurn(text="What is the weather in Oslo? Use the tool.")
     reply = await _ask(subject, question, tools=True)
-    _expect(len(reply.calls) == 1, f"it asked for {len(reply.calls)} calls")
-    _expect(reply.calls[0].arguments.get("city", "").lower() == "oslo", f"it asked with {reply.calls[0].arguments}")
-    _expect(reply.stop is StopReason.CALLS, f"it stopped for another reason: {reply.stop}")
+    _expect(len(reply.calls) == 1, f"{len(reply.calls)} calls instead of 1")
+    _expect(
+        reply.calls[0].arguments.get("city", "").lower() == "oslo", f"unexpected arguments: {reply.calls[0].arguments}"
+    )
+    _expect(reply.stop is StopReason.CALLS, f"unexpected stop reason: {reply.stop}")
     final = await _ask(subject, question, reply, _result(reply.calls[0], "17 degrees, rain"), tools=True)
-    _expect("17" in final.text, f"it made nothing of the result: {final.text[:60]!r}")
+    _expect("17" in final.text, f"the reply ignores the result: {final.text[:60]!r}")
     return ""
 
 
 async def parallel(subject: Subject) -> str:
     question = UserTurn(text="Compare the weather in Oslo and in Rome. Ask the tool for both at once, in one turn.")
     reply = await _ask(subject, question, tools=True)
-    _expect(len(reply.calls) == 2, f"it asked for {len(reply.calls)} calls at once")
-    _expect(len({call.id for call in reply.calls}) == 2, "two calls have one id")
+    _expect(len(reply.calls) == 2, f"{len(reply.calls)} calls in one reply instead of 2")
+    _expect(len({call.id for call in reply.calls}) == 2, "both calls have the same id")
     results = [_result(call, f"{number}0 degrees") for number, call in enumerate(reply.calls, start=1)]
     final = await _ask(subject, question, reply, *results, tools=True)
-    _expect("10" in final.text and "20" in final.text, f"it made nothing of the results: {final.text[:60]!r}")
+    _expect("10" in final.text and "20" in final.text, f"the reply ignores the results: {final.text[:60]!r}")
     return ""
 
 
 async def image(subject: Subject) -> str:
-    file = Attachment(hash="0" * 64, name="colour.png", media_type="image/png", size_bytes=len(RED))
-    reply = await _ask(subject, UserTurn(text="Which colour is this? One word.", attachments=(file,)))
-    _expect("red" in reply.text.lower(), f"it saw {reply.text[:60]!r}")
+    file = Attachment(hash="0" * 64, name="color.png", media_type="image/png", size_bytes=len(RED))
+    reply = await _ask(subject, UserTurn(text="Which color is this? One word.", attachments=(file,)))
+    _expect("red" in reply.text.lower(), f"unexpected reply: {reply.text[:60]!r}")
     return ""
 
 
@@ -160,7 +162,7 @@ async def cached(subject: Subject) -> str:
     question = UserTurn(text="Say the word: ready")
     await _ask(subject, question, instructions=long)
     reply = await _ask(subject, question, instructions=long)
-    _expect(reply.usage.cache_read_tokens > 0, "asked the same twice, it counts no token as read from its cache")
+    _expect(reply.usage.cache_read_tokens > 0, "a repeated request reads no tokens from the cache")
     return f"{reply.usage.cache_read_tokens} of {reply.usage.input_tokens} tokens"
 
 
@@ -193,9 +195,9 @@ async def _refused(subject: Subject, expected: set[ModelFailureKind], *bodies: R
         await _ask(subject, *bodies)
     except ModelFailed as failed:
         if failed.failure not in expected:
-            raise Differs(f"it was refused as {failed.failure}: {failed.because}") from None
+            raise Differs(f"the request was refused as {failed.failure}: {failed.because}") from None
         return f"{failed.failure}, with {failed.status}"
-    raise Differs("it was not refused")
+    raise Differs("the request was not refused")
 
 
 async def _ask(

@@ -41,7 +41,7 @@ class Api:
     format: WireFormat
 
 
-# In the chat API, newer models of OpenAI support tools only without thinking.
+# In the chat API, newer OpenAI models support tools only without thinking.
 APIS = (
     Api("anthropic", ModelRef("anthropic", "claude-haiku-5-5"), WireFormat.ANTHROPIC),
     Api("openai-responses", ModelRef("openai", "gpt-6-luna"), WireFormat.OPENAI_RESPONSES),
@@ -79,7 +79,7 @@ def subject(api: Api, key: str, environment: Mapping[str, str], link: ProviderCo
 
 
 class Say:
-    """Prints lines, with every key in them replaced."""
+    """Prints lines, and replaces every key in them."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [key for key in keys if key]
@@ -113,7 +113,7 @@ async def _main(asked: argparse.Namespace, environment: Mapping[str, str]) -> in
         subjects = [subject(api, key, environment, link) for api, key in keyed]
         say(_announced(subjects))
         if not asked.yes and environment.get(CONFIRMED) != "1":
-            say("nothing was asked yet. To go ahead: make verify-providers ARGS=--yes")
+            say("nothing has been sent yet. To continue: make verify-providers ARGS=--yes")
             return 2
         outcomes = await verify(subjects, say)
     finally:
@@ -124,22 +124,26 @@ async def _main(asked: argparse.Namespace, environment: Mapping[str, str]) -> in
 
 
 def _announced(subjects: Sequence[Subject]) -> str:
-    lines = ["this asks real providers and costs money:"]
+    lines = ["this calls real providers and costs money:"]
     total: float | None = 0.0
     for each in subjects:
         bound = cost_bound_usd(each.model.facts)
         total = None if bound is None or total is None else total + bound
-        words = "its price is not known" if bound is None else f"at most ${bound:.2f}"
+        words = "the price is unknown" if bound is None else f"at most ${bound:.2f}"
         lines.append(f"  {each.name:<18}{each.model.name}: {words}")
-    lines.append(f"  all of it: {'not known' if total is None else f'at most ${total:.2f}'}")
+    lines.append(f"  total: {'unknown' if total is None else f'at most ${total:.2f}'}")
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make verify-providers", description=__doc__)
-    parser.add_argument("apis", nargs="*", metavar="API", help=f"which of {', '.join(api.name for api in APIS)} (all)")
-    parser.add_argument("--yes", action="store_true", help="go ahead, though it costs money")
-    parser.add_argument("--model", action="append", default=[], metavar="API=MODEL", help="another model for an API")
+    parser.add_argument(
+        "apis", nargs="*", metavar="API", help=f"one or more of {', '.join(api.name for api in APIS)} (default: all)"
+    )
+    parser.add_argument("--yes", action="store_true", help="confirm, although it costs money")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="API=MODEL", help="use another model for an API"
+    )
     asked = parser.parse_args()
     known = {api.name for api in APIS}
     if wrong := {*asked.apis, *(each.partition("=")[0] for each in asked.model)} - known:

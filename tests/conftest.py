@@ -43,7 +43,7 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-# A shell that runs the tests in the background ignores Ctrl-C, and every process that a test starts inherits that.
+# If a shell runs the tests in the background, they ignore Ctrl-C, and every process that a test starts inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

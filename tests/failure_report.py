@@ -1,6 +1,6 @@
 """A pytest plugin that adds to a failed test: its seed, the server log, `why`, the browser page, and how to repeat it.
 
-Everything is also written to `build/failures`. A test that passes costs only the registration of what it opens.
+Everything is also written to `build/failures`. A passing test costs only the registration of what it opens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FailureReport:
         self._open_before: list[FailureSubject] = []
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Captured log records are written, and redacted, as the server does it."""
+        """Write and redact captured log records in the same way as the server."""
         if plugin := session.config.pluginmanager.get_plugin("logging-plugin"):
             plugin.report_handler.setFormatter(LogFormatter())
         logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # fake servers of other systems: not our log

@@ -101,7 +101,7 @@ async def poll_until(met: Callable[[], bool], what: str) -> None:
 async def advancing_clock(where: LocalServer | LocalInstance) -> AsyncGenerator[None]:
     """Advance the fake clock, one second at a time.
 
-    Given a server, wait for its store, so that a slow machine has the same time as a fast one.
+    Given a server, wait for its store after each second, so that a slow machine gets as far as a fast one.
     """
     instance = where.instance if isinstance(where, LocalServer) else where
 

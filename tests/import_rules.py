@@ -1,7 +1,7 @@
 """Checks the imports of `src/retinue` and its use of the system's clock and randomness, without importing it.
 
 There are three rules. A package imports only packages of the rows below its own. Modules and subpackages of one package
-do not import each other in a circle. Times, ids and random numbers are passed in: only a few modules ask the system.
+do not form import cycles. Times, ids and random numbers are passed in: only a few modules ask the system.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ EXCEPTIONS = frozenset({("dry_run", "testing")})  # for its event loop with virt
 ISOLATED_PACKAGES = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
 
 STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "text", "cli", "__main__"})
-# What the types are made of (docs/decisions/0011-domain-types-are-structs.md), and the calendar behind cron expressions
-# (docs/decisions/0015-next-schedule-occurrence.md). Nothing else.
+# Only what the types are made of (docs/decisions/0011-domain-types-are-structs.md), and the library that computes cron
+# times (docs/decisions/0015-next-schedule-occurrence.md).
 _STRUCT = frozenset({"msgspec.Struct", "msgspec.field"})
 ALLOWED_THIRD_PARTY = {
     "domain": _STRUCT | {"msgspec.structs", "cronsim.CronSim", "cronsim.CronSimError"},
@@ -52,7 +52,7 @@ ALLOWED_THIRD_PARTY = {
     "text": _STRUCT,
 }
 
-# Known circles that are still to be broken: parts of a package that import each other, including lazy imports.
+# Known import cycles that are still to be broken, including lazy imports.
 KNOWN_IMPORT_CYCLES = {
     "api": {frozenset({"connection_limits", "websocket_limits"})},
     "cli": {frozenset({"client", "process_control", "tcp_connection"})},
@@ -106,7 +106,7 @@ SYSTEM_CALLS = frozenset(
     }
 )
 SYSTEM_MODULES = frozenset({"random", "secrets"})
-# A seeded generator may be passed around; one without a seed asks the system for it.
+# A seeded generator may be passed around; a generator without a seed asks the system for one.
 SEEDED_GENERATOR = "random.Random"
 
 
@@ -145,7 +145,7 @@ def wrong_imports(module: Module) -> list[str]:
 
 
 def import_cycles(modules: Iterable[Module]) -> dict[str, set[frozenset[str]]]:
-    """The parts of each package that import each other in a circle: `{"store": {frozenset({"core", "runs"})}}`."""
+    """The parts of each package that form an import cycle: `{"store": {frozenset({"core", "runs"})}}`."""
     graphs: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for module in modules:
         words = module.name.split(".")
@@ -187,7 +187,7 @@ def imported_names(module: Module) -> Iterator[str]:
 
 
 def system_calls(module: Module) -> list[str]:
-    """Where a module asks the system for the time or for randomness without being allowed to."""
+    """The places where a module asks the system for the time or randomness without being allowed to."""
     if any(module.name == name or module.name.startswith(f"{name}.") for name in MODULES_WITH_SYSTEM_ACCESS):
         return []
     meaning = _resolve_imported_names(module)

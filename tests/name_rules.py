@@ -28,7 +28,7 @@ NOUNS_IN_ING = frozenset(
         "routing",
     }
 )
-"""Module names that end like a participle, and are the field's own nouns."""
+"""Module names that end like a participle, but are nouns in this field."""
 
 CODE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
 

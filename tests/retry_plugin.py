@@ -13,7 +13,7 @@ from typing import Literal, cast
 import pytest
 from _pytest.runner import runtestprotocol
 
-# Every test that uses this fixture, which is a Chromium.
+# Every test that uses this fixture, which starts Chromium.
 BROWSER = "browser"
 # The start of a test id, and the program that the test uses.
 _FAULTS = "tests/connectors/test_fault_kit.py::test_a_connector_loses_and_duplicates_nothing_in_any_fault_case"
@@ -86,7 +86,7 @@ class RetryPlugin:
             close_everything(item.session)
             item.user_properties[:] = properties
             item.stash[_is_second_attempt] = True
-            # Through the hook, so that other plugins see a test like any other: the time limit starts again.
+            # Through the hook, so that other plugins treat it like any other test: the time limit starts again.
             return item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True

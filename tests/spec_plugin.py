@@ -86,7 +86,7 @@ class SpecResults:
             self._outcomes.setdefault(report.nodeid, Outcome.PASSED)
 
     def pytest_sessionfinish(self) -> None:
-        """Store the results, also of an interrupted run; a problem here is reported and fails no test."""
+        """Store the results, even of an interrupted run. A problem here is reported, but fails no test."""
         tests = {
             name: MarkedTest(
                 marks=tuple(marked["marks"]), slow=marked["slow"], outcome=self._outcomes.get(name, Outcome.NOT_RUN)

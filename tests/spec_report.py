@@ -116,7 +116,7 @@ def format_report(spec: SpecLines, results: Results, score: Score) -> Iterator[s
 
 
 def describe(results: Results) -> Iterator[str]:
-    """Where the results are from, whether they are complete, and which tests failed."""
+    """Which content the results are for, whether they are complete, and which tests failed."""
     ran = [test for test in results.tests.values() if test.outcome is not Outcome.NOT_RUN]
     known = f" of {len(results.tests)}" if results.all_collected else ""
     kind = "results of a partial run" if results.are_partial else "results"
@@ -129,7 +129,7 @@ def describe(results: Results) -> Iterator[str]:
 
 
 def format_totals(spec: SpecLines, score: Score) -> Iterator[str]:
-    """How many lines are shown, per system and in all."""
+    """How many lines are shown, per system and in total."""
     shown = score.lines_with(LineStatus.SHOWN) - set(spec.ruled_out)
     for system in spec.systems:
         yield f"{system.letter} {len(shown.intersection(system.lines))}/{len(system.lines)}"
@@ -154,7 +154,7 @@ def _by_owner(spec: SpecLines, system: System, score: Score) -> Iterator[str]:
 
 
 def _describe_open_marks(spec: SpecLines, score: Score, line: str) -> str:
-    """The marks of a line that are not shown, each with the reason where one is given."""
+    """The marks of a line that are not shown, each with its reason if one is given."""
     marks = [mark for mark in score.open_marks[line] if mark != line]
     clauses = [mark.partition(".")[2] + _reason(spec, mark) for mark in marks]
     return (f" without {'; '.join(clauses)}" if clauses else "") + _reason(spec, line)

@@ -74,7 +74,7 @@ class Results:
 
 
 def read_results(path: Path) -> Results | None:
-    """Read the file; returns None if it does not exist or has another format."""
+    """Read the file. Returns None if it does not exist or has another format."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         tests = {
@@ -87,7 +87,7 @@ def read_results(path: Path) -> Results | None:
 
 
 def keep_results(path: Path, newer: Results) -> None:
-    """Merge newer results into the file, or replace it if they are of another content."""
+    """Merge newer results into the file, or replace the file if its results are for other content."""
     older = read_results(path)
     results = older.add(newer) if older and older.content.files == newer.content.files else newer
     path.parent.mkdir(parents=True, exist_ok=True)

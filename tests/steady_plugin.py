@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RandomOrder:
-    """Orders by a hash of the seed and the id, so that every worker and every selection of tests has the same order."""
+    """Orders tests by a hash of the seed and the id, so that every worker and every selection has the same order."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -50,7 +50,7 @@ class StoreLocation:
 
     @contextmanager
     def outside(self) -> Generator[sa.Connection]:
-        """A separate connection, as another program has it. Each statement sees what is committed."""
+        """A separate connection, like that of another program. Each statement sees what is committed."""
         if self.kind != POSTGRES:
             with closing(sqlite.connect(self.url, writable=False)) as conn:
                 yield conn
@@ -108,7 +108,7 @@ def add_agents_and_people(*names: str, **changes: Any) -> TransactionBody[None]:
 
 
 async def advance_until_settled(server: LocalServer, *ids: str, step_s: float = 300.0) -> list[SettledOutcome]:
-    """Advance the clock until these envelopes are done, one step at a time: commits take real time, but no time of the
+    """Advance the clock until these envelopes are done, one step at a time: commits take real time, but no time on the
     clock.
     """
 

@@ -1,4 +1,4 @@
-"""A pytest plugin: at the end of a run, the time of each group of tests; a group is a folder of `tests/`.
+"""A pytest plugin: prints the time of each group of tests at the end of a run. A group is a folder in `tests/`.
 
 `make test` adds pytest's own list of the slowest tests. Files run longest first, by `tests/durations.toml`. A worker
 runs whole files, except for files with hundreds of long tests that share nothing.
@@ -15,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 from scripts import durations
 
 UNMEASURED_S = 1.0  # a file that was never measured
-# Ten seconds each, and 500 of them in `make test-slow`: in one worker they would take longer than all others.
+# Ten seconds each, and 500 of them in `make test-slow`: in one worker, they would take longer than all other tests.
 SPLIT_TESTS = ("tests/simulation/test_seeds.py::test_a_simulated_server_keeps_its_invariants_for_many_more_seeds",)
 
 
@@ -35,7 +35,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 class WholeFiles(LoadFileScheduling):
-    """Gives a worker whole files, and the tests named in `ALONE` one by one."""
+    """Gives a worker whole files, and the tests named in `SPLIT_TESTS` one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if nodeid.startswith(SPLIT_TESTS) else super()._split_scope(nodeid)

@@ -1,8 +1,8 @@
 """Read test code without importing it, and report every wait that depends on time passing.
 
-Two rules. A test waits for an event, a row, a log line or a process state, never for a while: the helpers are in
-`retinue.testing.wait_conditions`. And a time limit in a test ends a hang, so it is a minute or more. A line that needs
-an exception says why, in a comment: `# sleep: REASON` or `# time limit: REASON`.
+There are two rules. A test waits for an event, a row, a log line or a process state, never for a while: the helpers are
+in `retinue.testing.wait_conditions`. A time limit in a test only ends a hang, so it is a minute or more. A line that
+needs an exception says why, in a comment: `# sleep: REASON` or `# time limit: REASON`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_test_files(*folders: Path) -> list[TestFile]:
 
 
 def _module_key(name: str) -> str:
-    """The last two parts of a module name identify it well enough."""
+    """The last two parts of a module name, which identify it well enough."""
     return ".".join(name.split(".")[-2:])
 
 
@@ -75,7 +75,7 @@ def _imported(tree: ast.Module, constants: Mapping[str, Mapping[str, float]]) ->
 
 
 def _constants(file: TestFile) -> dict[str, float]:
-    """The values of its numeric constants, including imported ones."""
+    """The values of the file's numeric constants, including imported ones."""
     known = dict(file.imported)
     for node in file.tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

@@ -125,11 +125,11 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATORS = re.compile(r"[_\-/.]+")
 
 
-_NOT_IN_WORDS = re.compile(r"[^a-z']+|(?<![a-z])'|'(?![a-z])")  # an apostrophe inside of a word belongs to it
+_NOT_IN_WORDS = re.compile(r"[^a-z']+|(?<![a-z])'|'(?![a-z])")  # an apostrophe inside a word belongs to it
 
 
 def find_words(line: str, words: Iterable[str]) -> list[str]:
-    """Return the words that a line contains, also inside of identifiers: `open_house`, `HouseKeeper`, `set-aside`."""
+    """Return the words that a line contains, also inside identifiers: `open_house`, `HouseKeeper`, `set-aside`."""
     lowered = _SEPARATORS.sub(" ", _CAMEL.sub(" ", line)).lower()
     plain = f" {_NOT_IN_WORDS.sub(' ', lowered)} "
     return [word for word in words if f" {word} " in plain]
@@ -160,7 +160,7 @@ def banned_words(files: Iterable[str], *, root: Path = ROOT) -> list[str]:
 
 
 def unused_exceptions(files: Iterable[str], *, root: Path = ROOT) -> list[str]:
-    """Return the exceptions that are not needed any more: a pattern without such a file, a word that no file has."""
+    """Return the exceptions that are no longer needed: a pattern that matches no file, a word that no file has."""
     every = list(files)
     unused: list[str] = []
     for each in ALLOWED:

@@ -221,7 +221,7 @@ def test_a_changed_build_file_affects_the_smoke_tests_with_a_note() -> None:
     selection = select([Change("pyproject.toml", "")], facts())
 
     assert picked_paths(selection) == ["tests/flows/test_first.py"]
-    assert selection.notes == ("pyproject.toml can affect every test: these are one for each part",)
+    assert selection.notes == ("pyproject.toml can affect every test: one test file per part is picked",)
 
 
 def test_the_smoke_test_files_among_the_affected_tests_exist() -> None:

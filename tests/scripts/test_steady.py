@@ -89,7 +89,7 @@ def test_hangs():
     assert "::test_kills_its_worker\n  round 1, quiet: failed: " in output and first in output
     assert f"::test_server\n  round 1, quiet: passed only when retried: AssertionError: hung up\n{server}" in output
     assert "::test_steady" not in output
-    assert output.endswith("steady: 2 of 2 parts ran whole, 5 unsteady tests\n")
+    assert output.endswith("steady: 2 of 2 parts ran to completion, 5 unsteady tests\n")
 
 
 def test_the_steady_script_runs_every_part_of_a_round_and_passes_for_a_steady_suite(
@@ -100,7 +100,7 @@ def test_the_steady_script_runs_every_part_of_a_round_and_passes_for_a_steady_su
     assert steady.main(["--rounds", "1", "tests/test_fake.py"], suite) == 0
 
     output = capsys.readouterr().out
-    assert output.endswith("steady: 3 of 3 parts ran whole, 0 unsteady tests\n")
+    assert output.endswith("steady: 3 of 3 parts ran to completion, 0 unsteady tests\n")
     assert [path.name for path in sorted(suite.rglob("build/steady/*/*.jsonl"))] == [
         "1-busy.jsonl",
         "1-quiet.jsonl",
@@ -150,7 +150,7 @@ sys.exit(steady.main(["--rounds", "1", "--only", "quiet"], Path({str(suite)!r}))
     output, _ = process.communicate()
 
     assert process.returncode == 1
-    assert "NOT WHOLE" in output and output.endswith("steady: 0 of 1 parts ran whole, 0 unsteady tests\n")
+    assert "INCOMPLETE" in output and output.endswith("steady: 0 of 1 parts ran to completion, 0 unsteady tests\n")
 
 
 def test_a_failed_import_counts_as_an_unsteady_test(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:

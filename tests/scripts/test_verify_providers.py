@@ -30,7 +30,7 @@ def correct_answer(asked: ReceivedRequest) -> Answer:
 
 def _reply_to(body: str) -> MadeReply:
     parts = [MadeReplyPart("text", ("It is ", "ready."))]
-    if "Which colour" in body:
+    if "Which color" in body:
         parts = [MadeReplyPart("text", ("Red.",))]
     elif "divisible" in body:
         parts = [MadeReplyPart("thinking", ("Let me ", "see."), signature="signed=="), MadeReplyPart("text", ("13",))]
@@ -122,7 +122,7 @@ async def test_verify_providers_passes_a_provider_with_correct_answers() -> None
 
 async def test_verify_providers_names_wrong_answers_and_exits_with_1() -> None:
     def wrong_answer(asked: ReceivedRequest) -> Answer:
-        if b"Which colour" in asked.raw:
+        if b"Which color" in asked.raw:
             return encode_reply("anthropic", _reply_to(""), seed=1)  # it ignores images
         if any("-wrong" in value for value in asked.headers.values()):
             return encode_reply("anthropic", _reply_to(""), seed=1)  # it accepts any key

@@ -25,16 +25,16 @@ READ_LINES = 10
 
 
 class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The section `[plugins.diary.settings]`. With an invalid value the plugin is not loaded."""
+    """The section `[plugins.diary.settings]`. If a value is invalid, the plugin is not loaded."""
 
     greeting: str = "Dear diary"
     lines_max: int = 1_000
-    models_url: str = ""  # a server with models; empty: none
+    models_url: str = ""  # URL of a model server; empty: none
     models_key: SecretReference | None = None
 
     def __post_init__(self) -> None:
         if self.models_url and validators.check_public_url(self.models_url):
-            raise ValueError("models_url must be an http or https address")
+            raise ValueError("models_url must be an http or https URL")
         if not 1 <= self.lines_max <= 100_000:
             raise ValueError("lines_max must be from 1 to 100000")
 
@@ -53,7 +53,7 @@ class Diary:
             return []
 
     def write(self, at: datetime, who: str, line: str) -> int:
-        """Add a line, and remove the oldest beyond `lines_max`. The file is replaced atomically."""
+        """Add a line, and remove the oldest lines beyond `lines_max`. The file is replaced atomically."""
         lines = [*self.lines(), f"{at:%Y-%m-%d %H:%M} {who}: {line}"][-self._settings.lines_max :]
         new_file = self._file.with_suffix(".new")
         new_file.write_text("\n".join(lines) + "\n")
@@ -146,7 +146,7 @@ class Reader:
         return RunAnswer(text="\n".join(lines) or "The diary is empty.", trust=Trust.UNTRUSTED)
 
 
-# A model provider, or a server with models
+# A model provider, such as your own model server
 
 
 def build_provider(settings: Settings) -> ProviderSettings:
@@ -167,7 +167,7 @@ def load(host: PluginHost, settings: Settings) -> None:
     register.tool(WriteTool(host, diary, settings.greeting))
     register.operation(read_operation(host, diary))
     register.section(PluginSection(name=host.qualify_name("diary"), render=render_section))
-    # It names a built-in tool too: a list with plugin tools only would not hide the other tools.
+    # It also names a built-in tool, because a list of plugin tools only would not hide the other tools.
     register.policy(
         host.qualify_name("diary-only"), ToolRules(allow=(host.qualify_name("diary_write"), "session_status"))
     )
