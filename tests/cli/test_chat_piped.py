@@ -180,7 +180,7 @@ def test_an_open_approval_does_not_delay_the_next_input_line_of_piped_chat(serve
     first, second, last = completed.stdout.splitlines()
     assert completed.returncode == 0
     assert first == "I call `read`."
-    assert second.startswith("`read` is not done yet: it waits for approval ")
+    assert second.startswith("`read` is not done yet: it is waiting for approval ")
     assert last == "after"
 
 

@@ -274,7 +274,7 @@ def test_the_security_doctor_works_offline_with_and_without_a_readable_store(tmp
 
     damaged = server.retinue("doctor", "--security", "--quick")
     assert "files.data_directory" in damaged.stdout and "problem  schema" not in damaged.stdout
-    assert "skipped  tokens, people, agents and the audit: " in damaged.stdout and "damaged" in damaged.stdout
+    assert "skipped  tokens, people, agents and the audit log: " in damaged.stdout and "damaged" in damaged.stdout
 
     fixed = server.retinue("doctor", "--security", "--fix", "--quick")
     assert "fixed" in fixed.stdout and server.home.stat().st_mode & 0o077 == 0

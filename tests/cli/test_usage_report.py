@@ -104,7 +104,7 @@ def test_uncertain_amounts_are_explained_below_the_table_of_a_usage_report() -> 
         "usage.show", usage_response("agent", usage_row("ada", cost=500_000), total=total, left_out=3), 80
     )
     assert lines[-3:] == [
-        "$0.02 of it is an upper limit: usage of those calls is unknown",
+        "$0.02 of it is an upper limit, for calls whose usage is unknown",
         "$0.0050 is reserved for calls in progress",
         "3 more not shown; the total includes them",
     ]

@@ -202,7 +202,7 @@ async def test_an_interrupted_at_most_once_run_is_closed_and_never_repeated(any_
         assert settled.outcome is Outcome.INTERRUPTED
         assert settled.because == "daemon-stopped"
         (notice,) = await list_notices_to(server, "maria")
-        assert notice.startswith("The server stopped while I worked on this.")
+        assert notice.startswith("The server stopped while I was working on this.")
         # Messages that no run had read are processed as usual.
         assert await server.wait_for_answer(behind.envelope) == "for what was behind it"
         assert len(instance.model.prompts) == 2

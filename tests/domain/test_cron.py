@@ -67,9 +67,9 @@ def test_a_cron_expression_is_normalized_and_described_in_words(expression: str,
 @pytest.mark.parametrize(
     ("expression", "because"),
     [
-        ("", "with seconds first, and has 0"),
-        ("* * * *", "with seconds first, and has 4"),
-        ("* * * * * * *", "with seconds first, and has 7"),
+        ("", "with seconds first, but has 0"),
+        ("* * * *", "with seconds first, but has 4"),
+        ("* * * * * * *", "with seconds first, but has 7"),
         ("60 * * * *", "its minute is invalid"),
         ("* 24 * * *", "its hour is invalid"),
         ("* * 0 * *", "its day-of-month is invalid"),

@@ -238,7 +238,7 @@ async def test_a_compact_command_runs_once_and_reports_correctly_after_a_power_c
     async for server in run_with_power_cuts(new_instance, store_control, send_message_and_compact_command):
         await check_history_and_money(server, messages=2)
         first, now, done = await list_answers_to(server, "maria")
-        assert (first, now) == ("Yes.", "Compacting this conversation. You get a message when it is done.")
+        assert (first, now) == ("Yes.", "Compacting this conversation. You will get a message when it is done.")
         assert done.startswith("Compacted: about ") and done.endswith("(compactions so far: 1).")
         ends["are left" in done] += 1
         summaries = [prompt for prompt in server.instance.model.prompts if is_summary_prompt(prompt)]

@@ -159,7 +159,7 @@ async def test_switching_agents_in_a_channel_answers_there_and_leaves_later_mess
 ) -> None:
     receipt = await server.send("/switch bo what is for dinner?", sender="channel:quiet:42", trust=Trust.PERSON)
     answer = await server.wait_for_answer(receipt.envelope)
-    assert answer == "bo got your message and answers here. Your next messages here still go to ada."
+    assert answer == "bo got your message and will answer here. Your next messages here still go to ada."
     await server.wait_until_idle()
     (bo,) = await list_session_ids(server, "bo")
     assert (await server.get_session(bo)).origin == Origin(OriginKind.CHAT, "channel:quiet:42")

@@ -376,7 +376,7 @@ async def test_an_instruction_template_with_an_old_name_still_works_and_doctor_n
     assert last_system_prompt(server) == "Owner: owner."
     found = {each["name"]: each for each in (await server.ask("server.doctor", quick=True))["checks"]}
     (finding,) = found["templates"]["findings"]
-    assert finding["sentence"] == f"the template of ada uses old names, first in line 1 of {ENTRY_FILE}"
+    assert finding["sentence"] == f"the template of ada uses old names, first on line 1 of {ENTRY_FILE}"
     assert finding["because"] == "`house` is now `instance`; the old names still work"
 
 

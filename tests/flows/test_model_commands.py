@@ -332,7 +332,7 @@ async def test_the_compact_command_compacts_with_a_focus_and_reports_the_result(
             await send_and_wait_for_answer(server, f"hello\n{LONG_TEXT}")
         mock_provider.add_replies(says("A cat was seen."))
         assert await send_and_wait_for_answer(server, "/compact the colour of the roof") == (
-            "Compacting this conversation. You get a message when it is done."
+            "Compacting this conversation. You will get a message when it is done."
         )
         await server.wait_until_idle()
         done = (await server.list_envelopes_to("maria"))[-1].text

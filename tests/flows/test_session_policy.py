@@ -557,7 +557,7 @@ async def test_the_status_command_shows_the_reset_rules_and_the_next_reset(tmp_p
         lines = (await send_and_wait_for_answer(server, "/status")).splitlines()
         assert "reset-rules: daily at 04:00, after 1440 minutes without activity, beyond 50,000 tokens" in lines
         assert "next-reset: 2026-01-06T04:00:00+01:00 (daily)" in lines
-        assert "send: as the rules of the server say" in lines
+        assert "send: according to the rules of the server" in lines
     silent = build_instance_with(tmp_path / "other")
     silent.root.mkdir()
     async with silent.run() as server:
@@ -664,7 +664,7 @@ async def test_the_owners_send_command_overrides_the_send_policy_and_survives_a_
             Outcome.REFUSED,
             "not sent: /send off was set in this conversation (`/send`)",
         )
-        assert await command(server, "/send inherit") == "Sending: as the rules of the server say."
+        assert await command(server, "/send inherit") == "Sending: according to the rules of the server."
         assert (await send_and_read_delivery_outcome(server, connector, "hello"))[1].endswith(
             "(`sessions.send.default`)"
         )

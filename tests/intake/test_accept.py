@@ -757,7 +757,7 @@ async def test_overflow_refuse_accepts_nothing_beyond_the_queue_cap_and_notifies
         late = await setup.post("number 2")
 
         assert late.outcome is Outcome.REFUSED
-        assert late.because == "queue full: 2 envelopes waiting in this session, its cap is 2"
+        assert late.because == "queue full: 2 envelopes waiting in this session; its cap is 2"
         assert await setup.outcome(late.envelope) == (Outcome.REFUSED, late.because)
         assert await list_waiting_texts(setup, late.session) == ["number 0", "number 1"]
         assert all(receipt.outcome is None for receipt in stored)
@@ -777,7 +777,7 @@ async def test_overflow_oldest_drops_the_oldest_envelopes_for_accepted_ones_beyo
         assert await list_waiting_texts(setup, receipts[0].session) == ["number 3", "number 4"]
         ended = [await setup.outcome(receipt.envelope) for receipt in receipts]
         assert ended[3:] == [None, None]
-        assert all(end == (Outcome.REFUSED, "queue full: dropped for a newer message") for end in ended[:3])
+        assert all(end == (Outcome.REFUSED, "queue full: dropped in favor of a newer message") for end in ended[:3])
         assert len(await list_notice_texts(setup)) == 3
 
 

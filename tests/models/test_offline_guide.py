@@ -442,7 +442,7 @@ async def test_a_pending_guide_call_is_reported_as_waiting_and_its_late_decision
         approval = await wait_for_approval(server)
         assert await send_and_wait(server, "echo meanwhile", to="agent:clerk") == "meanwhile"
         waiting = await server.wait_for_answer(first.envelope)
-        assert waiting.startswith(f"`append_line` is not done yet: it waits for approval {approval[:8]}.")
+        assert waiting.startswith(f"`append_line` is not done yet: it is waiting for approval {approval[:8]}.")
         await server.engine.answer_approval(approval, allow=allow, by=boss_principal("maria"))
         await server.wait_until_idle()
         received = (await server.list_envelopes_to("maria"))[-1].text

@@ -417,7 +417,7 @@ async def test_the_same_heartbeat_alert_is_sent_once_a_day_also_across_a_restart
         slot = await ended(server, schedule, at=first + timedelta(hours=6))
         assert (
             slot.because
-            == f"its text is the same as at {first.isoformat(timespec='seconds')}, which was delivered then"
+            == f"its text is the same as that of the reply delivered at {first.isoformat(timespec='seconds')}"
         )
     async with instance.run() as server:
         for hours in (12, 18):

@@ -165,7 +165,7 @@ async def test_why_explains_a_refusal_with_its_reason(instance: LocalInstance) -
         await wait_for_prompts(server, 1)
         sent += [(await server.send(f"{n}", recipient="agent:small")).envelope for n in range(2)]
         lines = await explanation_lines(server, sent[-1])
-        because = "queue full: 1 envelope waiting in this session, its cap is 1"
+        because = "queue full: 1 envelope waiting in this session; its cap is 1"
         assert lines[0].endswith(f"ended refused: {because}.")
         assert lines[-1].startswith("person:maria was notified in notice ") and because in lines[-1]
         waits = await explanation_lines(server, sent[1])
@@ -192,7 +192,7 @@ async def test_why_explains_who_was_asked_for_an_approval_and_who_decided(either
         session = await session_of(server, id_)
         approval = await approval_of(server, session)
         question = f"person:maria was asked about append_line (approval {short_id(approval)}), because"
-        assert (await explanation_lines(server, id_))[0].endswith("is suspended: its run waits for a person.")
+        assert (await explanation_lines(server, id_))[0].endswith("is suspended: its run is waiting for a person.")
         assert (await explanation_lines(server, approval))[
             0
         ] == f"approval {short_id(approval)} in session {short_id(session)}, open."

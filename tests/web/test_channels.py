@@ -79,7 +79,7 @@ def test_the_channels_screen_shows_the_state_of_a_connector_and_the_reason(app: 
     expect(public).to_contain_text("action required")
     expect(public).to_contain_text("token")
     expect(public).to_contain_text("Next attempt")
-    expect(public).to_contain_text("No message was received or sent since the server started.")
+    expect(public).to_contain_text("No message has been received or sent since the server started.")
     expect(row(page, "Connectors", "work")).to_contain_text("disabled")
 
 
@@ -132,7 +132,7 @@ def test_the_access_requests_screen_shows_a_new_request_live_and_accepts_it_by_i
     page.get_by_role("link", name="Access requests").click()
     page.get_by_role("button", name="Revoke access of 5001").click()
     dialog(page, "Revoke access of 5001?").get_by_role("button", name="Revoke access").click()
-    expect(page.get_by_text("No sender was accepted with a code yet.")).to_be_visible()
+    expect(page.get_by_text("No sender has been accepted with a code yet.")).to_be_visible()
 
 
 def test_the_access_requests_screen_refuses_a_request_by_keyboard_and_shows_its_name_as_plain_text(

@@ -331,7 +331,7 @@ def test_the_schedules_screen_shows_a_declining_gate_and_a_forced_run_ignores_it
     choose_action(page, "gated", "Run now")
     expect(row(page, "gated")).to_contain_text("skipped")
     page.get_by_role("link", name="gated").click()
-    expect(history(page).first).to_contain_text("The gate declined:")
+    expect(history(page).first).to_contain_text("The gate was closed:")
     expect(history(page).first).to_contain_text("exit 3")
     choose_action(page, "gated", "Force run")
     expect(history(page).filter(has_text="done")).to_have_count(1)

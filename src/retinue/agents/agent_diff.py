@@ -16,7 +16,7 @@ _GROUP_FIELDS = tuple(each.name for each in fields(Agent) if is_dataclass(getatt
 _EXCLUDED_FIELDS = ("name", "version")  # the name never changes, and the store counts versions
 
 SELF_EDITABLE_FIELDS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "color"})
-"""Fields that an agent may change in its own definition, if it may change it at all. Only a boss sets the others."""
+"""Fields that an agent may change in its own definition, if it may change it at all. Only a boss may set the others."""
 
 
 def flatten_agent(agent: Agent) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def settings_key_of(field: str) -> str:
 def apply_changes(agent: Agent, values: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:
     """Return the agent with the given values, and with the fields in `clear` set to their defaults.
 
-    Another provider or runner may not offer the agent's model. So if either changes, model and
-    effort are reset to their defaults, unless the caller sets them too.
+    If the provider or the runner changes, model and effort are reset to their defaults, unless the
+    caller sets them too. The new provider or runner may not offer the agent's model.
     """
     plain = flatten_agent(_DEFAULT_AGENT)
     for name in clear:

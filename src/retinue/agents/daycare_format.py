@@ -1,6 +1,6 @@
 """Converts sessions to and from Daycare's format: `descriptor.json`, `state.json` and `history.jsonl`.
 
-If an imported session is exported, the files are the same byte for byte. A line that retinue would
+If an imported session is exported again, the files are byte-for-byte the same. A line that retinue would
 write differently is therefore stored unchanged.
 """
 

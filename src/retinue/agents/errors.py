@@ -50,7 +50,7 @@ class SessionTooLongToExport(TooLarge):
         super().__init__(
             "this session is too long to export at once",
             because=f"the limit is {chars_max:,} characters of history",
-            try_this="enable the mirror, which writes sessions to a folder while they grow",
+            try_this="enable the mirror, which writes sessions to a folder as they grow",
         )
 
 

@@ -70,7 +70,7 @@ SendHookMessage = Callable[[HookEvent, Hook, str], Awaitable[None]]
 """Sends a hook's message to the session in which the event happened, or to the owner."""
 
 GetSandbox = Callable[[], Awaitable[Sandbox]]
-"""Returns the sandbox that the settings select now. Raises an error if no sandbox works."""
+"""Returns the sandbox that is currently selected in the settings. Raises an error if no sandbox works."""
 
 
 def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
@@ -133,7 +133,7 @@ class HookRunner:
         return found, evaluate_hooks(found.hooks, good, self._host_facts(), settings=settings)
 
     async def start(self) -> None:
-        """Start to run hooks for events that are stored from now on. Earlier events trigger no hooks."""
+        """Start running hooks for events that are stored from now on. Earlier events trigger no hooks."""
         self._cursor = await self._store.read(store_events.newest_seq)
         self._store.on_commit(self._committed.set)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._process_queue())]

@@ -146,7 +146,7 @@ class SystemPromptBuilder:
         redact: Callable[[str], str] = str,
         sections: Sequence[InstructionSection] = BUILT_IN_SECTIONS,
     ) -> None:
-        """`count_tokens` estimates the tokens of a text. `redact` removes secrets from the content of files."""
+        """`count_tokens` estimates the number of tokens in text. `redact` removes secrets from the content of files."""
         self._store = store
         self._clock = clock
         self._read_file = read_file
@@ -159,7 +159,7 @@ class SystemPromptBuilder:
         self._sessions: OrderedDict[str, _SessionPrompt] = OrderedDict()
         self._latest_by_agent: dict[
             str, _SessionPrompt
-        ] = {}  # by agent: prompts of its conversations are mostly the same
+        ] = {}  # by agent: the prompts of its conversations are mostly the same
 
     async def build(self, scope: PromptScope, context: PromptContext) -> SystemPrompt:
         """Return the system prompt of a run.

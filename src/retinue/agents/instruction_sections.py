@@ -226,7 +226,7 @@ def panels(context: PromptContext) -> str:
 
 
 def agents(context: PromptContext) -> str:
-    """Return a text about how to reach other agents. Empty if the run has no tool for that."""
+    """Return text about how to reach other agents. Empty if the run has no tool for that."""
     ways: list[str] = []
     if context.may_call("agents_message") and context.agents:
         ways.append(

@@ -104,7 +104,7 @@ class InstructionTemplate:
 class _TrackedSections(dict[str, str]):
     """The sections by name, as a template gets them. Records which sections the template used.
 
-    A known section without a text is an empty string. An unknown name raises `KeyError`.
+    A known section without text is an empty string. An unknown name raises `KeyError`.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:

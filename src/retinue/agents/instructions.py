@@ -1,6 +1,6 @@
 """Defines the sections of the system prompt: their order, their modes and the context that they are rendered from.
 
-A section is a function from a `PromptContext` to a text. It has no side effects. A section with an
+A section is a function from a `PromptContext` to a string. It has no side effects. A section with
 empty text is left out. If the owner has no template, the prompt is the sections in order. A template can use the same
 sections and the same context. `docs/reference/instructions.md` lists them all and is generated from
 the types below.
@@ -143,7 +143,7 @@ class PromptContext(Struct, frozen=True, kw_only=True):
         tuple[InstructionFile, ...], Meta(description="instruction files with fixed names, such as `SOUL.md`")
     ] = ()
     context_files: Annotated[
-        tuple[InstructionFile, ...], Meta(description="files that the agent's field `context_files` names")
+        tuple[InstructionFile, ...], Meta(description="files named in the agent's field `context_files`")
     ] = ()
     memory: PromptMemory = PromptMemory()
 
@@ -238,6 +238,6 @@ def join_sections(parts: Sequence[RenderedSection]) -> str:
 
 
 def to_one_line(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
-    """Return a text on one line. A long text is shortened with a visible mark."""
+    """Return text on one line. Long text is shortened with a visible mark."""
     line = " ".join(text.split())
     return line if len(line) <= chars_max else f"{line[: chars_max - 1]}…"

@@ -112,7 +112,7 @@ _SECTION_DESCRIPTIONS = {
     "context": "extra text that was sent with the message, for this run only",
     "reasoning_format": "that thinking goes between tags; only if thinking is shown and the model has no thinking mode",
     "files": "the instruction files (`SOUL.md` and others); in minimal mode only `AGENTS.md` and `TOOLS.md`",
-    "context_files": "the files that the agent's field `context_files` names",
+    "context_files": "the files named in the agent's field `context_files`",
     "memory": "`internal_space/MEMORY.md` and the two newest daily files, and how to save notes",
     "silent_replies": "what to reply if no answer should be sent",
     "heartbeats": "the purpose of a heartbeat; empty in all other conversations",

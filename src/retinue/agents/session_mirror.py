@@ -291,7 +291,7 @@ def _replace(folder: int, name: str, content: bytes) -> None:
 def _append(folder: int, name: str, content: bytes, *, size_bytes: int) -> bool:
     """Append data to a file.
 
-    Returns False if another program has changed the file: it is no regular file, has another size,
+    Returns False if another program has changed the file: it is not a regular file, has another size,
     or has a second hard link.
     """
     if not _is_file(folder, name):

@@ -35,7 +35,7 @@ OWNER_HASH_CHARS = 12
 DEPENDENCY_FOLDERS = frozenset(
     {"node_modules", "bower_components", "site-packages", "dist-packages", "venv", "vendor", "__pycache__"}
 )
-"""Folders with third-party code, in which no skills are searched. Hidden folders are skipped too."""
+"""Folders with third-party code, which are not searched for skills. Hidden folders are skipped too."""
 
 
 class SkillRoot(Struct, frozen=True, kw_only=True):

@@ -124,7 +124,7 @@ class SkillSelection(Struct, frozen=True, kw_only=True):
 
     listed: tuple[Skill, ...] = ()
     inline: tuple[Skill, ...] = ()
-    left_out: tuple[str, ...] = ()  # selected for the session, and not available
+    left_out: tuple[str, ...] = ()  # selected for the session, but not available
 
     @property
     def skills(self) -> tuple[Skill, ...]:

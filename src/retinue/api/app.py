@@ -1,4 +1,4 @@
-"""The ASGI application of the HTTP API. One handler serves all operations; each has a path of the same form."""
+"""The ASGI application of the HTTP API. One handler serves all operations, at `/api/NOUN/VERB`."""
 
 from __future__ import annotations
 
@@ -572,7 +572,7 @@ async def _wait_for_disconnect(receive: Receive, feed: EventFeed) -> None:
 
 
 def _is_exempt(caller: Caller, source: RequestSource) -> bool:
-    """Whether the rate limits do not apply to the caller. This is the case only for the owner on the Unix socket.
+    """Whether the caller is exempt from the rate limits. Only the owner on the Unix socket is exempt.
 
     The owner could change the limits anyway, and must always be able to use the server.
     """

@@ -1,7 +1,7 @@
 """Serves attachments to callers who may see the envelope or record that contains them.
 
-Files are untrusted content, so the media type from the sender is not passed on. A file is displayed only if its type is
-one of a few types that cannot run code, under a sandbox policy. The browser downloads all other files.
+Files are untrusted content, so the media type from the sender is not passed on. A file is displayed, under a
+sandbox policy, only if its type is one of a few that cannot run code. The browser downloads all other files.
 """
 
 from __future__ import annotations

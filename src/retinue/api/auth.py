@@ -1,7 +1,7 @@
 """Authenticates requests by a bearer token, or by a cookie that a browser got for a single-use code.
 
-A secret is hashed and looked up by its hash, and never compared directly. So the time of a lookup reveals
-nothing about stored secrets, and no constant-time comparison is needed.
+A secret is hashed and looked up by its hash, and never compared directly. The duration of a lookup therefore
+reveals nothing about stored secrets, and no constant-time comparison is needed.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Authenticator:
     async def authenticate(self, source: RequestSource, headers: RequestHeaders, *, method: str) -> Caller:
         """Return the caller of a request.
 
-        A browser sends its cookies even with requests from pages of other sites. So a request that is authenticated by
-        a cookie and may change something needs the header `x-retinue`, which such pages cannot send.
+        A browser sends its cookies even with requests from pages of other sites. A request that is authenticated by
+        a cookie and may change something therefore needs the header `x-retinue`, which such pages cannot send.
         """
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if scheme:
@@ -106,7 +106,7 @@ class Authenticator:
     async def _find_principal(self, token_hash: str, kind: TokenKind) -> Principal | None:
         """Return the principal that a token belongs to.
 
-        The result is cached for at most a second, and until this process commits a relevant change. The time limit is
+        The result is cached for a second at most, or until this process commits a relevant change. The time limit is
         needed because other processes can change tokens too, and because tokens expire.
         """
         remembered = self._principal_cache.get(token_hash)

@@ -1,8 +1,8 @@
 """Limits connections: how many are open, how long a request may take to arrive, and how large its headers may be.
 
 uvicorn parses HTTP and WebSocket frames; this module adds the limits that uvicorn lacks. A client that sends its
-request slowly or not at all keeps its connection for at most `request_wait_s`. If the limit of connections is reached,
-the connection is closed earlier. An upload may take longer as long as its rate is high enough.
+request slowly or not at all keeps its connection for at most `request_wait_s`. If the connection limit is reached, the
+connection may be closed earlier. An upload may take longer if its rate is high enough.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RefusalCounter:
 
 
 class ConnectionLimiter(Struct):
-    """Limits the open connections. For each incomplete request, it records since when the server waits for the rest."""
+    """Limits the open connections, and records when it began to wait for the rest of each incomplete request."""
 
     settings: HttpSettings
     refusals: RefusalCounter = field(default_factory=RefusalCounter)
@@ -69,8 +69,8 @@ class ConnectionLimiter(Struct):
     def admit(self, protocol: LimitedHttpProtocol) -> bool:
         """Decide whether to accept a TCP connection. If the limit is reached, close another connection for it.
 
-        The closed connection is the one whose request is incomplete for the longest time, or else an idle one. If there
-        is neither, the new connection is refused.
+        The closed connection is the one whose request has been incomplete for the longest time, or else an idle one. If
+        there is neither, the new connection is refused.
         """
         if len(self.open_connections) >= self.settings.connections_max and not self._close_one_connection():
             self.refusals.add(TooManyConnections.code)
@@ -142,7 +142,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return cast(Any, self.cycle) is None or self.cycle.response_complete
 
     def is_slow(self, taken_s: float) -> bool:
-        """Whether to close this connection: it has no unanswered request, or its request arrives too slowly."""
+        """Whether to close this connection: it has no unanswered request, or its request is arriving too slowly."""
         return self.is_idle or self._request_bytes < REQUEST_BYTES_PER_S_MIN * taken_s
 
     def data_received(self, data: bytes) -> None:
@@ -153,7 +153,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_upgraded:
             return  # the connection is now a WebSocket, with its own protocol object
         if self._is_in_request or self.is_idle:
-            self.gate.start_waiting(self)  # inside a request, or bytes that start none
+            self.gate.start_waiting(self)  # inside a request, or after bytes that did not start one
         elif self in self.gate.waiting_since:
             del self.gate.waiting_since[self]
         if self._head_bytes >= 0:

@@ -134,7 +134,7 @@ class PeerAddressMissing(Invalid):
         super().__init__(
             "the address of the client is unknown",
             because="the connection is neither TCP nor the server's Unix socket",
-            try_this="connect by TCP or by the Unix socket",
+            try_this="connect over TCP or to the Unix socket",
         )
 
 
@@ -185,7 +185,7 @@ class SignInCodeInvalid(RetinueError):
 class CookieHeaderMissing(NotAllowed):
     """A request that is authenticated by a cookie lacks the header `x-retinue`, which pages of other sites cannot send.
 
-    Only GET requests do not need the header.
+    GET requests do not need the header.
     """
 
     code = "auth.header_missing"
@@ -206,7 +206,7 @@ class CookieOriginMissing(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "the Origin header is missing",
-            because="a page of any site can send a request with a cookie; its Origin shows which site it is",
+            because="a page of any site can send a request with a cookie; its Origin shows which site sent it",
             try_this="connect from a browser, or use a token instead of the cookie",
         )
 
@@ -320,14 +320,12 @@ class RequestNotHttp(Invalid):
 
 
 class QueryStringInvalid(Invalid):
-    """The query string of the URL cannot be parsed."""
+    """The query string of the URL has too many fields."""
 
     code = "request.query_invalid"
 
     def __init__(self, because: str) -> None:
-        super().__init__(
-            "invalid query string", because=because, try_this="encode it as UTF-8, with %XX for other characters"
-        )
+        super().__init__("invalid query string", because=because, try_this="send fewer fields in the query string")
 
 
 class WebhookSecretInUrl(Invalid):

@@ -365,7 +365,7 @@ class EventFeed:
         return forms
 
     async def _list_nested_runs(self, sessions: Collection[SessionId] | None = None) -> list[NestedRun]:
-        """Return the progress of runs that a tool call waits for, if the caller may see the session of that call."""
+        """Return the progress of runs that a tool call is waiting for, if the caller may see its session."""
         found: list[NestedRun] = []
         for within in self._services.event_broadcast.nested_runs():
             allowed = self._filter_for(within.session)

@@ -1,8 +1,8 @@
 """HTTP settings, and the check of the Host, Origin and forwarded headers. Every request passes this check first.
 
 A page of another site in a browser can send requests to this machine, but it cannot choose their Host and Origin
-headers. So these headers show where a request comes from. The check also refuses a foreign host name that resolves to
-this machine (DNS rebinding), because it is not one of the server's host names.
+headers. These headers therefore show where a request comes from. The check also refuses a foreign host name that
+resolves to this machine (DNS rebinding), because it is not one of the server's host names.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class HttpSettings:
 
 
 class RequestSource(Struct, frozen=True):
-    """How a request arrived: by TCP or the Unix socket, and from which address.
+    """How a request arrived: over TCP or the Unix socket, and from which address.
 
     `remote_address` is the address of the client, as far as it can be trusted. It is empty on the Unix socket.
     """
@@ -184,7 +184,7 @@ def _client_address(settings: HttpSettings, headers: Mapping[bytes, bytes], peer
 def _unmap_ipv4(text: str) -> str:
     """Return the IPv4 address that an IPv6 socket reports in mapped form (`::ffff:…`).
 
-    Other addresses stay unchanged.
+    Other addresses are returned unchanged.
     """
     return text.removeprefix("::ffff:") if text.startswith("::ffff:") and "." in text else text
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PROTOCOL_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 INSTRUCTIONS = "Operations of a retinue server, and tools of its agents. An error names its reason and a next step."
 IDEMPOTENCY_KEY_META = "retinue/idempotency_key"
-"""Name of the idempotency key in the `_meta` of a call. A call repeated with the same key is performed once."""
+"""Name of the idempotency key in the `_meta` of a call. A call repeated with the same key is performed only once."""
 _OLD_IDEMPOTENCY_KEY_META = "retinue/key"
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
@@ -136,7 +136,7 @@ async def _call_tool(endpoint: McpEndpoint, params: ToolCallParams) -> dict[str,
     An error is returned as a result too, so that the calling model reads the reason.
     """
     meta = params.meta or {}
-    if _OLD_IDEMPOTENCY_KEY_META in meta:  # to ignore it would perform a repeated call twice
+    if _OLD_IDEMPOTENCY_KEY_META in meta:  # if it were ignored, a repeated call would be performed twice
         raise RpcError(INVALID_PARAMS, f"`{_OLD_IDEMPOTENCY_KEY_META}` is now `{IDEMPOTENCY_KEY_META}`")
     key = meta.get(IDEMPOTENCY_KEY_META, "")
     if not isinstance(key, str) or not is_storable(key):

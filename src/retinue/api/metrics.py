@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. They contain numbers only: no ids, names or message texts."""
+"""Metrics for Prometheus. They contain numbers only: no ids, names or message text."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def render_metrics(services: Services, counters: HttpCounters, limiter: Co
         ),
         *_format_labeled_metric("retinue_connectors", "Connectors by state.", "state", _count_connectors(services)),
         *_format_metric(
-            "retinue_poison_messages", "Unprocessed messages (poison messages) that wait for a person.", poisoned
+            "retinue_poison_messages", "Unprocessed messages (poison messages) that are waiting for a person.", poisoned
         ),
         *_format_metric("retinue_connections", "Open TCP connections.", len(limiter.open_connections)),
         *_format_metric("retinue_websockets", "Open WebSockets.", counters.websockets),

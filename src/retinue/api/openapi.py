@@ -88,7 +88,7 @@ def build_openapi(
                     "type": "apiKey",
                     "in": "cookie",
                     "name": "retinue",
-                    "description": "From POST /api/sign-in. All but GET requests need the header `x-retinue: 1` too.",
+                    "description": "From POST /api/sign-in. All but GET requests also need the header `x-retinue: 1`.",
                 },
             },
         },

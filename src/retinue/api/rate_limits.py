@@ -27,7 +27,7 @@ class _Failures(Struct):
 
 
 class Lockout:
-    """Locks out IP addresses from which too many wrong secrets came.
+    """Locks out IP addresses that sent too many wrong secrets.
 
     From a locked-out address, a secret is still accepted if it was valid from the same address before.
     """

@@ -56,7 +56,7 @@ class StaticFiles:
     def find(self, path: str) -> StaticFile | None:
         """Return the file for the path of a request.
 
-        A path without a file extension is a URL inside the web app. For such a path, this is the index page.
+        A path without a file extension is a URL inside the web app. For such a path, the index page is returned.
         """
         name = path.lstrip("/")
         if name not in self._names:
@@ -71,7 +71,7 @@ class StaticFiles:
         if file is None:
             try:
                 file = self._files[name] = self._read(name)
-            except FileNotFoundError:  # rebuilt while the server runs
+            except FileNotFoundError:  # rebuilt while the server was running
                 self._names, self._files = _list_file_names(self._folder), {}
         return file
 

@@ -19,7 +19,7 @@ from retinue.intake.errors import UnsignedRequest
 from retinue.intake.inbound_webhooks import RawWebhookRequest, WebhookIntake
 from retinue.policy.limits.token_bucket import TokenBuckets
 
-WRONG_SECRETS_MAX = 5  # wrong secrets from one address before it is locked
+WRONG_SECRETS_MAX = 5  # wrong secrets from one address before it is locked out
 LOCKOUT_S = 60.0
 CONNECTORS_MAX = 256
 PATH_CHARS_MAX = 100
@@ -29,7 +29,7 @@ IGNORED_STATUS = 200
 _encode = msgspec.json.Encoder().encode
 
 ReadBody = Callable[[int], Awaitable[bytes]]
-"""Reads the body of a request, of at most this many bytes. Raises an error if the body is larger."""
+"""Reads a request body of at most the given number of bytes. Raises an error if the body is larger."""
 
 
 class WebhookReceiver:

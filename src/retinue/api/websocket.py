@@ -39,7 +39,7 @@ FRAMES_MAX = 120  # within FRAMES_WINDOW_S
 FRAMES_WINDOW_S = 10.0
 CLIENT_NAME_CHARS_MAX = 64
 FILTER_ITEMS_MAX = 200
-REASON_BYTES_MAX = 120  # a close frame has 125 bytes, of which 2 are the code
+REASON_BYTES_MAX = 120  # a close frame carries at most 125 bytes, of which 2 are the code
 
 CLOSE_SERVER_ERROR = 1011
 CLOSE_SERVER_STOPPING = 1012
@@ -300,7 +300,7 @@ class LiveWebSocket:
     async def _handle_frame(self, feed: EventFeed, frame: ClientFrame) -> None:
         match frame:
             case HelloFrame():
-                raise WebSocketClosed(CLOSE_BAD_FRAME, "hello was received before")
+                raise WebSocketClosed(CLOSE_BAD_FRAME, "hello was already received")
             case PingFrame(nonce=nonce):
                 feed.queue_reply(FeedMessage("pong", {"nonce": nonce[:CLIENT_NAME_CHARS_MAX], "cursor": feed.cursor}))
             case SubscribeFrame(session=self.ALL_SESSIONS):

@@ -99,7 +99,7 @@ DEFAULT_SKILL_SETTINGS = SkillSettings()
 
 
 class ToolServices(Struct):
-    """Functions of the server that tools call. Those of the intake and the engine are set after tools were built."""
+    """Functions of the server that tools call. Those of the intake and the engine are set after the tools are built."""
 
     redact: Callable[[str], str]
     intake: EnvelopeAcceptor | None = None
@@ -278,11 +278,11 @@ class BuiltInTools:
     async def start(self) -> None:
         """End commands that an earlier server process left running, and notify their sessions.
 
-        This must be called after the intake was built, and before the first run starts.
+        This must be called after the intake is built, and before the first run starts.
         """
         await self._jobs.open()
         if doubted := await self._store.scan(file_trust.list_distrusted_changes):
-            await settle_changes(self._store, doubted)  # no running command can change these files any more
+            await settle_changes(self._store, doubted)  # no command is running that could change these files
 
     async def probe_sandbox(self) -> None:
         """Check whether the sandbox works, and log a warning if not. A tool call may make the same check earlier."""

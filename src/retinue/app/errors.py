@@ -44,14 +44,14 @@ class SocketFolderExposed(RetinueError):
 
 
 class ListenPortTaken(RetinueError):
-    """Another program listens on the port."""
+    """Another program is listening on the port."""
 
     code = "listen.port_taken"
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(
             f"cannot listen on {host}, port {port}",
-            because="another program listens on this port",
+            because="another program is listening on this port",
             try_this="set another `port` under [server.listen] in retinue.toml, or `enabled = false` to disable TCP",
         )
 

@@ -25,7 +25,7 @@ LOCK_POLL_S = 0.02
 
 @contextmanager
 def instance_lock(data_dir: Path) -> Generator[None]:
-    """Lock a data directory, so that only one server process uses it. The kernel releases the lock when it ends."""
+    """Lock a data directory, so that only one server process uses it. The kernel releases it when the process ends."""
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -131,7 +131,7 @@ def listening_address(data_dir: Path, host: str, port: int) -> Generator[tuple[s
 
 @contextmanager
 def remove_address(data_dir: Path) -> Generator[None]:
-    """Remove the address file of a crashed server. A server that does not listen on TCP calls this function."""
+    """Remove the address file of a crashed server. Used by a server that does not listen on TCP."""
     (data_dir / "address").unlink(missing_ok=True)
     yield
 

@@ -1,7 +1,7 @@
 """Formats and writes the log. A line is a fixed phrase and fields, without message texts, tokens or prompts.
 
 Secrets that get into a line anyway are redacted: in the message, the fields and exception texts. This covers known
-secrets (`set_known_secrets`) and texts that look like a secret. The rules are stricter than elsewhere. If a line cannot
+secrets (`set_known_secrets`) and text that looks like a secret. The rules are stricter than elsewhere. If a line cannot
 be formatted, a line that says so is written instead, because logging must not stop the server.
 """
 
@@ -97,7 +97,7 @@ def set_known_secrets(redactor: Redactor) -> None:
 
 
 def redact(text: str) -> str:
-    """Redact known secrets and texts that look like a secret. A long text is shortened, with a mark.
+    """Redact known secrets and text that looks like a secret. Long text is shortened, with a mark.
 
     Known secrets are redacted before the text is shortened, so that no part of a secret remains.
     """
@@ -148,7 +148,7 @@ def _quote(value: str) -> str:
 
 
 def _indent(text: str) -> str:
-    """Indent a text, so that none of its lines looks like a log line."""
+    """Indent text, so that none of its lines looks like a log line."""
     return "".join(f"\n    {_escape(line)}" for line in redact(text).splitlines())
 
 
@@ -210,8 +210,8 @@ def log_file_path(data_dir: Path) -> Path:
 def set_up_logs(stream: TextIO | None, *, data_dir: Path | None = None, logs: LogSettings | None = None) -> None:
     """Log to a stream, to the file in the data directory, or to both. A second call replaces the first.
 
-    If the file cannot be written, a warning is logged to the stream and logging continues there. So a server with a
-    full disk still logs.
+    If the file cannot be written, a warning is logged to the stream, or to stderr if there is none, and logging
+    continues there. A server with a full disk therefore still logs.
     """
     wanted = logs or LogSettings()
     handlers: list[logging.Handler] = []

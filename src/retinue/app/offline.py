@@ -129,7 +129,7 @@ def open_offline_store(settings: Settings) -> Generator[Store]:
 def _open_upgraded(path: Path) -> Generator[Store]:
     """Open a store file read-only. If its schema is older, upgrade a private copy and read that.
 
-    So commands such as `retinue ledger` and `retinue backup` work after an upgrade, even before the new version has
+    Commands such as `retinue ledger` and `retinue backup` thus work after an upgrade, even before the new version has
     started for the first time. The store itself is not changed.
     """
     if not path.exists():

@@ -591,7 +591,7 @@ async def open_server(
             for task in background_tasks:
                 task.cancel()
             await asyncio.gather(*background_tasks, return_exceptions=True)
-            drain_s = 0.0 if taken_over else current().drain_s  # running work could not store anything any more
+            drain_s = 0.0 if taken_over else current().drain_s  # running work can no longer store anything
             await connector_supervisor.stop()
             await connector_intake.stop()
             presses.abandon()

@@ -230,5 +230,5 @@ NOUN_SUMMARIES: dict[str, str] = {
     "token": "access tokens",
     "tool": "tools that agents use",
     "usage": "usage, cost and budgets",
-    "wakeup": "messages to a conversation at a set time, which wake its agent",
+    "wakeup": "messages sent to a conversation at set times, which wake its agent",
 }

@@ -1,4 +1,4 @@
-"""Complete a typed decision on an approval, and explain which approvals are pending."""
+"""Adds the approval id to a typed decision if only one approval is pending, and reports pending approvals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_approval_id(command: str, arguments: str, open_approvals: Sequence[str])
 
 def approval_pending_error(approvals: list[str]) -> CliError:
     return CliError(
-        "no answer yet: the agent waits for an approval",
+        "no answer yet: the agent is waiting for an approval",
         code="approval.pending",
         because="the input ended before a person answered the approval request",
         try_this=f"retinue allow {shorten_id(approvals[0]) if approvals else 'ID'}",

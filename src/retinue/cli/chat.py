@@ -24,7 +24,7 @@ HELP_WIDTH = 32  # the same width as in the server's list of commands
 LOCAL_COMMANDS = {
     "/why ID": "explain what happened to an envelope, run, approval or session",
     "/quit": "leave the chat; sent messages are still processed",
-    "//TEXT": "send a text that begins with a slash",
+    "//TEXT": "send text that begins with a slash",
 }
 
 
@@ -93,7 +93,7 @@ def _handle_line(chat_session: ChatSession, line: str) -> None:
 
 
 def _dispatch_line(chat_session: ChatSession, line: str) -> None:
-    """Execute a line as a local command, or send it. In a text that begins with `//`, the server removes one slash."""
+    """Execute a line as a local command, or send it. In text that begins with `//`, the server removes one slash."""
     if not line.startswith("/") or line.startswith("//"):
         if line and (envelope := _send(chat_session, line)):
             chat_session.wait_for(envelope)
@@ -120,7 +120,7 @@ def _dispatch_line(chat_session: ChatSession, line: str) -> None:
 
 
 def _send(chat_session: ChatSession, text: str) -> str:
-    """Send a text and return its envelope id. Returns "" if the user presses Ctrl-C to stop waiting for the server."""
+    """Send text and return its envelope id. Returns "" if the user presses Ctrl-C to stop waiting for the server."""
     try:
         return chat_session.send(text)
     except KeyboardInterrupt:

@@ -77,7 +77,7 @@ class ChatSession:
         self._follower.session = next(ours, "")
 
     def send(self, text: str) -> str:
-        """Send a text, retry until it is accepted, and return the id of its envelope. Ctrl-C stops the retries."""
+        """Send text, retry until it is accepted, and return the id of its envelope. Ctrl-C stops the retries."""
         self.interrupts.set_deferring(False)
         self.set_footer("")
         where = (
@@ -103,7 +103,7 @@ class ChatSession:
             self._receive_events([])
 
     def wait_for(self, envelope: str, *, through_approvals: bool = False) -> None:
-        """Show events until this envelope has an outcome, or its run is suspended because it waits for a person."""
+        """Show events until this envelope has an outcome, or its run is suspended to wait for a person."""
         self.interrupts.set_deferring(True)
         self.set_footer(f"{self.agent} is working; Ctrl-C stops it")
         while envelope in self.state.awaited_envelopes:
@@ -183,7 +183,8 @@ class ChatSession:
     def _wait_expired_error(self, envelope: str) -> ServerNotAnswering:
         id_ = shorten_id(envelope)
         because = (
-            f"no answer for {self._wait_s:g} s; envelope {id_} is stored, and processed when the server runs again"
+            f"no answer for {self._wait_s:g} s; envelope {id_} is stored, "
+            "and will be processed when the server is running again"
         )
         error = ServerNotAnswering(because, may_have_arrived=True)
         error.try_this = f"retinue up, then: retinue show {id_}"

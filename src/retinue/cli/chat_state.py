@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         def show_turn_text(self, thinking: str, text: str, *, is_ours: bool) -> None:
             """Show the text of a turn that makes tool calls.
 
-            `is_ours` is true if the turn's run works on a message that this process sent.
+            `is_ours` is true if the turn's run is working on a message that this process sent.
             """
             ...
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         def show_result(self, tool: str, output: str, *, failed: bool) -> None: ...
 
         def show_approval(self, event: dict[str, Any]) -> None:
-            """Show an approval that waits for an answer. `event` is the event that announces the approval."""
+            """Show an approval that is waiting for an answer. `event` is the event that announces the approval."""
             ...
 
         def show_decision(self, approval: str, state: str, by: str) -> None: ...
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
             ...
 
         def show_server_text(self, text: str) -> None:
-            """Show a text that the server itself wrote."""
+            """Show text that the server itself wrote."""
             ...
 
         def show_end(self, end: EnvelopeEnd) -> None: ...
@@ -66,7 +66,7 @@ class EnvelopeEnd:
 
 
 class StreamedReply:
-    """The text that was streamed so far in one attempt at a model reply."""
+    """The text streamed so far in one attempt at a model reply."""
 
     def __init__(self, turn: int, attempt: int) -> None:
         self.turn = turn
@@ -97,7 +97,7 @@ class ChatState:
         self.unreported_ends: dict[str, EnvelopeEnd] = {}  # of envelopes sent here, until they are reported
         self.open_approvals: dict[str, str] = {}  # open approvals: id to run
         self.pending_switch: dict[str, Any] | None = None  # a person switched to another agent: the event
-        self.is_our_run = False  # the current run works on an envelope sent here
+        self.is_our_run = False  # the current run is working on an envelope sent here
         self._view = view
         self._sent_envelopes: set[str] = set()
         self._shown_answers: set[str] = set()
@@ -118,7 +118,7 @@ class ChatState:
             self.unreported_ends[envelope] = end
 
     def show_requested_end(self, envelope: str, end: EnvelopeEnd, recipient: str) -> None:
-        """Show the outcome of an envelope that was requested from the server, because its event may be lost.
+        """Show the outcome of an envelope that was requested from the server, because its event may have been lost.
 
         If the event arrives later, the outcome is not shown again.
         """

@@ -70,7 +70,7 @@ def format_result_step(output: str, *, failed: bool) -> str:
 
 
 class PlainView:
-    """Writes to a pipe or a file. Each text is written once, when it is final.
+    """Writes to a pipe or a file. Text is written once, when it is final.
 
     Answers are written to stdout. With `show_steps`, the text between tool calls is written there too. Notes are
     written to stderr if it is a terminal. Approvals are always written to stderr, because a person must see them.
@@ -269,7 +269,7 @@ class TerminalView:
         self._paint(dim, plain)
 
     def _write_above(self, lines: Sequence[str]) -> None:
-        """Write lines above the footer. While an answer streams, the lines are deferred until the answer ends."""
+        """Write lines above the footer. While an answer is streaming, the lines are deferred until the answer ends."""
         if not self._region.is_empty:
             self._deferred_lines += lines
             return

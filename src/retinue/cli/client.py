@@ -116,7 +116,7 @@ def _connect(timeout_s: float, *, sends_token: bool = True) -> tuple[_socket.soc
 def _build_request(
     method: str, path: str, host: str, body: bytes = b"", *, key: str = "", token: str | None = None
 ) -> bytes:
-    """Return the bytes of a request. The default of `token` is the caller's token. If it is empty, no token is sent."""
+    """Return the bytes of a request. `token` defaults to the caller's token; an empty one is not sent."""
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
     if bearer := _get_token() if token is None else token:
         head += f"Authorization: Bearer {bearer}\r\n"
@@ -133,7 +133,7 @@ def _validate_key(key: str) -> str:
     raise CliError(
         "invalid idempotency key",
         code="key.invalid",
-        because="it must have only printable ASCII characters, without spaces at the start or end",
+        because="it must contain only printable ASCII characters, without spaces at the start or end",
         try_this="use a random key, and retry the request with the same key",
     )
 
@@ -268,7 +268,7 @@ def parse_error(body: bytes) -> ApiError:
 def send_until_accepted(envelope: dict[str, Any], *, wait_s: float, on_waiting: Callable[[], None]) -> dict[str, Any]:
     """Send an envelope, and retry until it is accepted. The idempotency key ensures that it is accepted only once.
 
-    If the server is not running, this waits at most `wait_s` for it. It waits longer if the connection broke after the
+    If the server is not running, this waits at most `wait_s` for it, or longer if the connection broke after the
     request was sent. `on_waiting` is called once, before the first retry.
     """
     began_at = time.monotonic()

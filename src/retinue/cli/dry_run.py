@@ -178,7 +178,7 @@ def _build_schedule_row(schedule: JsonObject) -> JsonObject:
 def _format_gate(schedule: JsonObject) -> str:
     gate = schedule["gate"]
     known = gate["was_open"] + gate["was_closed"]
-    history = f"open {gate['was_open']} of {format_quantity(known, 'time')}" if known else "it never ran before"
+    history = f"open {gate['was_open']} of {format_quantity(known, 'time')}" if known else "it has never run"
     return f"{schedule['name']}: {gate['treatment']}; {history}"
 
 
@@ -212,7 +212,7 @@ def _format_notes(report: JsonObject) -> list[str]:
     late = report["delayed"]
     delayed = (
         [
-            f"{format_quantity(late['runs'], 'run')} with a late start, because all slots are in use; "
+            f"{format_quantity(late['runs'], 'run')} with a late start, because all slots were in use; "
             f"the longest delay: {_format_longest_delay(late)}"
         ]
         if late["runs"]
@@ -227,7 +227,7 @@ def _format_notes(report: JsonObject) -> list[str]:
 
 
 def _format_longest_delay(delay: JsonObject) -> str:
-    return f"{delay['schedule']} of {_format_time(delay['at'])} by {delay['longest_s']:,} s"
+    return f"{delay['schedule']} at {_format_time(delay['at'])}, {delay['longest_s']:,} s"
 
 
 def _format_summary(report: JsonObject) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 class InterruptHandler:
     """Handles Ctrl-C.
 
-    After `set_deferring(True)`, the first Ctrl-C only makes the file descriptor `fd` readable. Every other Ctrl-C
+    After `set_deferring(True)`, the first Ctrl-C only makes the file descriptor `fd` readable. Any other Ctrl-C
     raises `KeyboardInterrupt`.
     """
 

@@ -41,7 +41,7 @@ def get_char_width(char: str) -> int:
 
 
 def find_row_starts(text: str, columns: int) -> list[int]:
-    """Return the offset at which each screen row of a text starts, as the terminal wraps it.
+    """Return the offset at which each screen row of the text starts, as the terminal wraps it.
 
     If a row is exactly full, the next row starts only when one more character follows, as in terminals.
     """
@@ -74,7 +74,7 @@ def _find_breaks(line: str, columns: int) -> list[int]:
 
 
 def common_prefix_length(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
+    """Return the length of the common prefix of two strings."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

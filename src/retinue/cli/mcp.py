@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-MCP_CALL_TIMEOUT_S = 3_600.0  # a tool call may take long; the server enforces the actual limit
+MCP_CALL_TIMEOUT_S = 3_600.0  # a tool call may take a long time; the server enforces the actual limit
 CONCURRENT_REQUESTS_MAX = 16
 LINE_BYTES_MAX = 16 * 1024 * 1024
 INTERNAL_ERROR, PARSE_ERROR = -32603, -32700

@@ -79,7 +79,7 @@ def run_send(options: Namespace, parameters: dict[str, Any]) -> int:
         sent = send_until_accepted(parameters, wait_s=options.wait, on_waiting=_print_waiting)
     except ServerNotAnswering as closed:
         if closed.may_have_arrived:
-            closed.try_this = f"retinue up, then send it again with --key {parameters['key']}: it is accepted once"
+            closed.try_this = f"retinue up, then send it again with --key {parameters['key']}: it is accepted only once"
         raise
     if options.json:
         import json
@@ -136,7 +136,7 @@ def find_problem(operation: str, response: dict[str, Any]) -> CliError | None:
             "the doctor found problems",
             code="server.unhealthy",
             because="at least one of the checks above failed",
-            try_this="take the next step of each problem, then run retinue doctor again",
+            try_this="take the next step given for each problem, then run retinue doctor again",
         )
     if operation == "connector.test" and not response["ok"]:
         name, reason = response["name"], response["because"] or response["sentence"]

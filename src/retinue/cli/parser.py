@@ -44,7 +44,7 @@ def _get_columns() -> int:
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises `UsageError`, with a reason and a next step."""
 
-    typed_words: Sequence[str] = ()  # what is parsed, to find old options in it
+    typed_words: Sequence[str] = ()  # the arguments being parsed, searched for renamed options
 
     def error(self, message: str) -> NoReturn:
         _raise_if_option_renamed(self.prog, self.typed_words)
@@ -335,7 +335,7 @@ def _add_operation(
             "--key",
             default="",
             metavar="KEY",
-            help="idempotency key: a repeated request with the same key is performed once",
+            help="idempotency key: a request that is repeated with the same key is performed only once",
         )
     if operation_name == "envelope.send":
         _add_wait(parser, "time to wait for the server if it is not running, in seconds", 0.0)

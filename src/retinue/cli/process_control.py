@@ -124,7 +124,7 @@ def _spawn_server(log: int) -> int:
 
 
 def _wait_until_running(data_dir: str, pid: int, path: str, log: int, *, wait_s: float) -> None:
-    """Wait until the server with this process id responds. A response of another server process does not count."""
+    """Wait until the server with this process id responds. A response from another server process does not count."""
     deadline = time.monotonic() + wait_s
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -134,7 +134,7 @@ def _wait_until_running(data_dir: str, pid: int, path: str, log: int, *, wait_s:
             return
         if time.monotonic() > deadline:
             raise CliError(
-                "the server does not answer yet",
+                "the server is not answering yet",
                 code="server.slow_start",
                 because=f"process {pid} has been starting for {wait_s:g} s",
                 try_this=f"wait, then run retinue status; or read {path}",
@@ -148,7 +148,7 @@ def _is_answering() -> bool:
     except ServerNotAnswering:
         return False
     except CliError:
-        return True  # an error response shows that it runs
+        return True  # an error response shows that it is running
     return True
 
 
@@ -194,7 +194,7 @@ def _new_start_log(data_dir: str) -> tuple[str, int]:
                 pass
         try:
             return path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:  # another process starts a server at the same moment
+        except FileExistsError:  # another process is starting a server at the same moment
             continue
 
 
@@ -237,10 +237,10 @@ def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:
                 return result
             time.sleep(POLL_INTERVAL_S)
     raise CliError(
-        f"process {pid} does not end",
+        f"process {pid} has not ended",
         code="server.does_not_end",
         because=f"it was killed {KILL_WAIT_S:g} s ago and still holds the lock of the data directory",
-        try_this="check what it waits for, such as a disk that does not respond",
+        try_this="check what it is waiting for, such as a disk that is not responding",
     )
 
 

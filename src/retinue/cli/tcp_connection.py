@@ -28,7 +28,7 @@ def parse_url(url: str) -> Endpoint:
         raise CliError(
             f"invalid value for RETINUE_URL: '{url}'",
             code="config.url_invalid",
-            because="it must be http:// or https://, a host, and a port unless it is the default port",
+            because="it must be http:// or https://, then a host, then a port if it is not the default port",
             try_this="RETINUE_URL=http://127.0.0.1:7717",
         )
     return host.lower(), int(port), scheme == "https"
@@ -82,7 +82,7 @@ def _connect_tls(host: str, port: int, timeout_s: float) -> _socket.socket:
 
 
 def connect_recorded(data_dir: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
-    """Connect to the recorded address, but only if a server is running: another program may listen there otherwise."""
+    """Connect to the recorded address if a server is running. Otherwise, another program may be listening there."""
     from retinue.cli.process_control import find_server_pid
 
     try:

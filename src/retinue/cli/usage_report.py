@@ -80,7 +80,7 @@ def _format_remarks(data: JsonObject) -> list[str]:
     remarks: list[str] = []
     if total["unknown_microusd"]:
         remarks.append(
-            f"{format_exact_usd(total['unknown_microusd'])} of it is an upper limit: usage of those calls is unknown"
+            f"{format_exact_usd(total['unknown_microusd'])} of it is an upper limit, for calls whose usage is unknown"
         )
     if total["unknown_calls"] and not total["unknown_microusd"]:
         remarks.append(f"the cost of {format_quantity(total['unknown_calls'], 'call')} is unknown")

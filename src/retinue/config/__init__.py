@@ -1,4 +1,4 @@
-"""Reads settings files and environment variables into typed settings. Only `loader` and `file_writer` access files.
+"""Reads settings files and environment variables into typed settings. `settings_loader` reads the files.
 
 `retinue.config.file_writer` changes a settings file and keeps its comments. The rest of the package does not import
 that module, because it needs tomlkit.

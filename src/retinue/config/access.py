@@ -1,8 +1,8 @@
 """Access settings that every connector has: who may write, in which groups, and how their messages
 are received.
 
-All rules use platform ids that do not change. Names and usernames prove nothing, because anyone may
-choose them.
+All rules use platform ids that do not change. Names and usernames prove nothing, because anyone can
+choose any name.
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ class AccessSettings:
 
     dm_policy: DmPolicy = setting(
         DmPolicy.CLOSED,
-        "Who may send direct messages: people with a linked platform id (`closed`); in addition, the ids in "
-        "`allow_from` (`allowlist`); in addition, senders whose pairing code was accepted (`pairing`); or everyone "
-        "(`open`).",
+        "Who may send direct messages: people with a linked platform id (`closed`), plus the ids in `allow_from` "
+        "(`allowlist`), plus senders whose pairing code was accepted (`pairing`), or everyone (`open`).",
         effect=SettingEffect.MESSAGE,
     )
     allow_from: tuple[str, ...] = setting(
@@ -138,7 +137,7 @@ class AccessSettings:
     )
     ambient_messages_max: int = setting(
         50,
-        "Maximum number of group messages to keep that were not addressed to the agent, for each group. They are added "
+        "Maximum number of ambient messages (those not addressed to the agent) to keep for each group. They are added "
         "to the next message to the agent. 0: none are kept.",
         effect=SettingEffect.MESSAGE,
         least=0,
@@ -147,7 +146,7 @@ class AccessSettings:
     debounce_ms: int = setting(
         0,
         "Time to wait for further text messages from the same sender, in milliseconds. The agent gets them as one "
-        "message. 0: it gets each of them separately.",
+        "message. 0: it gets each one separately.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=30_000,
@@ -187,7 +186,7 @@ class AccessSettings:
     )
     file_bytes_max: int = setting(
         20 * 1024 * 1024,
-        "Maximum size of a file in an inbound message, in bytes. A larger file is only named in the message.",
+        "Maximum size of a file in an inbound message, in bytes. The message contains only the name of a larger file.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=2 * 1024**3,

@@ -95,7 +95,7 @@ class AgentDefaults:
         None,
         "Whether commands run outside the sandbox, if `tools.exec.elevated` permits it: never (`off`), under the rules "
         "for commands on the host (`on` or `ask`), or without approval (`full`). A session can override this setting. "
-        "Default: each call decides.",
+        "Default: only if the call requests it.",
         effect=SettingEffect.MESSAGE,
     )
     concurrency: int = setting(CONCURRENCY, "Maximum number of active runs of one agent.", least=1, most=1000)

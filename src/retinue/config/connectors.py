@@ -36,10 +36,10 @@ PLATFORM_NAMES = tuple(BUILT_IN_PLATFORMS)
 _ALTERNATIVE = "use a `webhook` connector, or a plugin for this platform"
 UNSUPPORTED_PLATFORMS: Mapping[str, str] = {
     "whatsapp": (
-        "it has no API for programs except for companies, and unofficial access can be blocked at any time, so "
+        "its official API is for companies only, and unofficial access can be blocked at any time, so "
         f"there is no `whatsapp_login` either; {_ALTERNATIVE}"
     ),
-    "signal": f"it needs a telephone number and an unofficial program; {_ALTERNATIVE}",
+    "signal": f"it needs a phone number and an unofficial client; {_ALTERNATIVE}",
     "matrix": f"this version does not support it; {_ALTERNATIVE}",
     "xmpp": f"this version does not support it; {_ALTERNATIVE}",
     "slack": f"this version does not support it; {_ALTERNATIVE}",
@@ -133,7 +133,7 @@ def _parse_connector(
             (*path, "platform"),
             f"is {format_value(platform)}, which is not a known platform",
             because=UNSUPPORTED_PLATFORMS.get(platform) or f"the platforms are {', '.join(PLATFORM_NAMES)}",
-            try_this=f"did you mean `{near}`?" if near else "choose one of these, or install a plugin for it",
+            try_this=f"did you mean `{near}`?" if near else "choose another platform, or install a plugin for this one",
         )
         return None
     return parse_connector_settings(own, table, path, faults)

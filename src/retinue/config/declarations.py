@@ -1,4 +1,4 @@
-"""Parses declarations in the settings file: agents and templates, people, bindings, schedules.
+"""Parses declarations in the settings file: agents and templates, people, bindings and schedules.
 
 `retinue apply` applies the declarations. A template contains keys that agents inherit. `extends` names one template or
 a list of templates. Later templates override earlier ones, and the agent's own keys override all templates. Tables are
@@ -46,7 +46,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "description": SettingRule(description="Purpose of the agent, in one sentence. Other agents read it too."),
     "runner": SettingRule(
         description="What runs the agent: the built-in loop (`loop`), a coding agent with a CLI (`claude`, `codex` or "
-        "`pi`), or a service that is reached by HTTP (`external`)."
+        "`pi`), or a service that is reached over HTTP (`external`)."
     ),
     "provider": SettingRule(
         description="Provider through which the model is called. Default: the provider that the model belongs to."
@@ -75,7 +75,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "elevated": SettingRule(
         description="Whether the agent's commands run outside the sandbox, if `tools.exec.elevated` permits it: never "
         "(`off`), under the rules for commands on the host (`on` or `ask`), or without approval (`full`). A session "
-        "can override this setting. Default: each call decides."
+        "can override this setting. Default: only if the call requests it."
     ),
     "instructions": SettingRule(description="Instructions for the agent. They are part of its system prompt."),
     "display_name": SettingRule(
@@ -123,8 +123,8 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         "(`shared`). The server's setting applies if it is stricter."
     ),
     "sandbox.workspace": SettingRule(
-        description="How commands in the sandbox can access the workspace: read and write (`rw`), only read (`ro`), or "
-        "not at all (`none`). The server's setting applies if it is stricter."
+        description="How commands in the sandbox can access the workspace: read-write (`rw`), read-only (`ro`), or not "
+        "at all (`none`). The server's setting applies if it is stricter."
     ),
     "sandbox.visible_sessions": SettingRule(
         description="Sessions that tools in a sandboxed session can see: those of its subagents (`spawned`), or all "
@@ -208,7 +208,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "tools.also_allow": SettingRule(
         description="Tools that the agent may use in addition to those of `tools.profile` and `tools.allow`."
     ),
-    "tools.ask": SettingRule(description="Tools that the agent may use, but each call needs a person's approval."),
+    "tools.ask": SettingRule(description="Tools that the agent may use, with a person's approval for each call."),
     "tools.deny": SettingRule(description="Tools that the agent may never use, even if another list names them."),
     "tools.capabilities_allow": SettingRule(
         description="Permitted capabilities of tools, as globs such as `network.*`. The agent may not use a tool that "
@@ -290,8 +290,8 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Maximum cost of a run, in millionths of a US dollar. Default: no limit.", least=0
     ),
     "tree_microusd_max": SettingRule(
-        description="Maximum cost of a run and all runs that it starts, directly or not, in millionths of a US dollar. "
-        "Default: no limit.",
+        description="Maximum cost of a run and all runs that it starts, directly or indirectly, in millionths of a US "
+        "dollar. Default: no limit.",
         least=0,
     ),
     "day_microusd_max": SettingRule(
@@ -303,8 +303,8 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         least=0,
     ),
     "attempts_max": SettingRule(
-        description="Maximum number of attempts to complete a run that crashes interrupt. After the last attempt, its "
-        "envelopes are dead letters.",
+        description="Maximum number of attempts to complete a run that is interrupted by crashes. After the last "
+        "attempt, its envelopes become dead letters.",
         least=1,
         most=1000,
     ),
@@ -329,7 +329,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "color": SettingRule(
         description="Color of the agent in the web app. Default: derived from its name.", example="teal"
     ),
-    "visible": SettingRule(description="Whether the agent is listed in the web app and for other agents."),
+    "visible": SettingRule(description="Whether the web app and other agents can see the agent."),
 }
 _UNDECLARABLE_FIELDS = frozenset({"name", "version"})  # the name is the table's key, and the store counts versions
 
@@ -354,7 +354,7 @@ _REQUIRED_EXAMPLES = {
     "role": 'role = "member"',
 }
 
-# The key for the time, for each kind of schedule.
+# The key that sets the time of each kind of schedule.
 _TRIGGER_KEYS = {
     DeclaredScheduleKind.ONCE: "at",
     DeclaredScheduleKind.EVERY: "every_s",
@@ -373,9 +373,9 @@ class Declarations:
 
 
 def normalize_id(text: str) -> str:
-    """Normalize an id for comparisons: lower case, with one hyphen in place of each sequence of other characters.
+    """Normalize an id for comparisons: lower case, with only letters, digits and single hyphens.
 
-    The result is never empty.
+    Each sequence of other characters becomes one hyphen. The result is never empty.
     """
     return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:NAME_LENGTH_MAX].strip("-") or MAIN_AGENT
 
@@ -740,7 +740,7 @@ def _parse_bindings(entries: list[_NamedTable], names: list[str], faults: FaultC
             faults.add(
                 entry.path,
                 f"matches the same channel as bindings.{other}",
-                because="one channel has one agent",
+                because="two bindings cannot apply to exactly the same channels",
                 try_this="remove one of them, or make one more specific",
             )
         matches.setdefault(match_, entry.name)
@@ -795,7 +795,7 @@ def _parse_schedules(entries: list[_NamedTable], names: list[str], faults: Fault
                 (*entry.path, "kind"),
                 "is not valid here",
                 because="an agent has one heartbeat, which is declared with the agent",
-                try_this="write it as [agents.NAME.heartbeat], with every_s = 1800 below",
+                try_this="write it as [agents.NAME.heartbeat], with a key such as every_s = 1800",
             )
             continue
         if isinstance(kind, DeclaredScheduleKind):

@@ -23,7 +23,7 @@ class ExternalAgentSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts to which the server may send requests although they are in your own network or use a port other than 80 "
+        "Hosts to which the server may send requests even if they are in your own network or use a port other than 80 "
         "and 443, as HOST:PORT.",
         effect=SettingEffect.MESSAGE,
         check=check_host_and_port,

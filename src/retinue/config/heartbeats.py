@@ -1,4 +1,4 @@
-"""Heartbeat settings: how often agents check in, and which notifications of heartbeats are sent."""
+"""Heartbeat settings: how often agents check in, and which heartbeat notifications are sent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_target(text: str) -> str | None:
     except Invalid as error:
         return f"must be `last`, `none` or an address: {error.because}"
     fits = to.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
-    return None if fits else "must be the address of people: person:NAME or channel:CONNECTOR:CHANNEL"
+    return None if fits else "must be the address of a person or channel: person:NAME or channel:CONNECTOR:CHANNEL"
 
 
 def check_prompt(text: str) -> str | None:
@@ -110,7 +110,7 @@ def _heartbeat_setting(name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatVisibilitySettings:
-    """Which notifications of heartbeats are sent to one platform or through one connector.
+    """Which heartbeat notifications are sent to one platform or through one connector.
 
     Unset values come from the platform, then from `[defaults.heartbeat]`.
     """
@@ -121,10 +121,10 @@ class HeartbeatVisibilitySettings:
         "setting.",
     )
     show_alerts: bool | None = setting(
-        None, "Whether the recipient gets the alerts of heartbeats. Default: the more general setting."
+        None, "Whether the recipient gets heartbeat alerts. Default: the more general setting."
     )
     use_indicator: bool | None = setting(
-        None, "Whether the web app shows when a heartbeat has run. Default: the more general setting."
+        None, "Whether the web app shows that a heartbeat has run. Default: the more general setting."
     )
 
     @property
@@ -152,18 +152,18 @@ class HeartbeatDefaults(HeartbeatRules):
     show_ok: bool = setting(
         bool(SHOWN.ok), "Whether the recipient is notified when a heartbeat finds nothing to report."
     )
-    show_alerts: bool = setting(bool(SHOWN.alerts), "Whether the recipient gets the alerts of heartbeats.")
-    use_indicator: bool = setting(bool(SHOWN.indicator), "Whether the web app shows when a heartbeat has run.")
+    show_alerts: bool = setting(bool(SHOWN.alerts), "Whether the recipient gets heartbeat alerts.")
+    use_indicator: bool = setting(bool(SHOWN.indicator), "Whether the web app shows that a heartbeat has run.")
     platforms: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
-        "Which notifications of heartbeats are sent to one platform, such as `telegram`. The name `person` stands for "
-        "the inboxes of people.",
+        "Which heartbeat notifications are sent to one platform, such as `telegram`. The name `person` stands for "
+        "people's inboxes.",
         check=validators.check_name,
         example="telegram",
     )
     connectors: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
-        "Which notifications of heartbeats are sent through one connector, such as `telegram-2`. These settings "
+        "Which heartbeat notifications are sent through one connector, such as `telegram-2`. These settings "
         "override those of its platform.",
         check=validators.check_name,
         example="telegram-2",

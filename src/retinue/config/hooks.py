@@ -9,13 +9,13 @@ from retinue.config.setting_metadata import SettingEffect, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSettings:
-    """Hooks: programs of yours that run in the sandbox after an event. Each has a folder with a file HOOK.md."""
+    """Hooks: your own programs, which run in the sandbox after an event. Each has a folder with a file HOOK.md."""
 
     enabled: bool = setting(False, "Whether hooks run. Each hook must also be enabled, with `retinue hook enable`.")
     deny: tuple[str, ...] = setting((), "Hooks that never run, as globs for their names.", effect=SettingEffect.MESSAGE)
     folders: tuple[str, ...] = setting(
         (),
-        "Workspaces whose folder `hooks` contains hooks. Paths are relative to the data directory.",
+        "Workspaces whose `hooks` folder contains hooks. Paths are relative to the data directory.",
         effect=SettingEffect.MESSAGE,
     )
     timeout_s: float = setting(

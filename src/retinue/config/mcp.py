@@ -14,7 +14,7 @@ from retinue.config.secret import SecretReference
 from retinue.config.setting_metadata import SettingEffect, setting
 from retinue.config.skills import VariableValue
 
-SERVER_NAME_LENGTH_MAX = 24  # it prefixes the names of its tools, which have at most 64 characters
+SERVER_NAME_LENGTH_MAX = 24  # the prefix of its tools' names, which have at most 64 characters
 START_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 120.0
 PARALLEL_CALLS_MAX = 8
@@ -26,7 +26,7 @@ _NO_VARIABLES = cast("Mapping[str, VariableValue | SecretReference]", {})
 def check_server_name(text: str) -> str | None:
     """Check the name of an MCP server.
 
-    The name is also the name of the MCP server's folder. With a `_`, it is the prefix of the names of its tools.
+    The name is also the name of the MCP server's folder and, followed by `_`, the prefix of its tools' names.
     """
     if len(text) <= SERVER_NAME_LENGTH_MAX and _SERVER_NAME.fullmatch(text):
         return None
@@ -37,8 +37,8 @@ def check_server_name(text: str) -> str | None:
 class McpServerSettings:
     """One MCP server: a command that uses stdio, or a URL.
 
-    A command runs in the sandbox. It can access a folder that belongs to it and the resources that are named here, and
-    nothing else on this machine.
+    A command runs in the sandbox. It can access its own folder and the resources named here, and nothing else on this
+    machine.
     """
 
     command: tuple[str, ...] = setting(

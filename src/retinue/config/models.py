@@ -219,8 +219,8 @@ class ModelRoutingSettings:
     )
     retries_max: int = setting(
         2,
-        "Maximum number of retries of a model call after a rate limit or error of the provider. After that, the next "
-        "model is tried.",
+        "Maximum number of retries of a model call after a rate limit or another error from the provider. After that, "
+        "the next model is tried.",
         least=0,
         most=10,
     )
@@ -245,7 +245,8 @@ class MemoryFlushSettings:
     enabled: bool = setting(True, "Whether an agent may write to its memory before its context is compacted.")
     soft_threshold_tokens: int = setting(
         4_000,
-        "Number of tokens below the size at which compaction starts. From there on, the agent may write to its memory.",
+        "Once the context is this many tokens below the size at which compaction starts, the agent may write to its "
+        "memory.",
         least=0,
     )
 
@@ -327,20 +328,20 @@ class PruningSettings:
         300.0, "Time after which the provider's prompt cache is assumed to have expired, in seconds.", least=0
     )
     keep_last_assistants: int = setting(
-        3, "Number of the most recent model replies whose tool results are not pruned.", least=0
+        3, "Number of most recent model replies whose tool results are not pruned.", least=0
     )
     soft_trim_ratio: float = setting(
         0.3,
-        "Size of the context from which long results are trimmed, as a share of the context window.",
+        "Context size at which long results start to be trimmed, as a share of the context window.",
         least=0,
         most=1,
     )
     hard_clear_ratio: float = setting(
-        0.5, "Size of the context from which results are removed, as a share of the context window.", least=0, most=1
+        0.5, "Context size at which results start to be removed, as a share of the context window.", least=0, most=1
     )
     min_prunable_chars: int = setting(
         50_000,
-        "Minimum number of characters in all results that could be pruned. If they have fewer, none is removed.",
+        "Minimum total length of all prunable results, in characters. If they are shorter, none is removed.",
         least=0,
     )
     tools: PrunedToolSettings = PrunedToolSettings()
@@ -392,7 +393,8 @@ class BudgetSettings:
     )
     tree_usd: float | None = setting(
         None,
-        "Maximum cost of one run and all runs that it starts, directly or not, in US dollars. Default: no limit.",
+        "Maximum cost of one run and all runs that it starts, directly or indirectly, in US dollars. "
+        "Default: no limit.",
         least=0,
         most=USD_MAX,
     )

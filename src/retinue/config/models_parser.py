@@ -62,7 +62,7 @@ def _check_providers(providers: Mapping[str, ProviderSettings], faults: FaultCol
             faults.add(
                 path,
                 f"already exists, as providers.{other}",
-                because="names of providers are case-insensitive",
+                because="provider names are case-insensitive",
                 try_this="merge them",
             )
         elif provider.url is None and name.casefold() not in KNOWN_PROVIDERS:

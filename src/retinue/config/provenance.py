@@ -71,9 +71,9 @@ class StandingExplanation(StrEnum):
     ANY = "any"
 
 
-# --- checks of single texts ---
+# --- checks of single strings ---
 
-_KINDS_TEXT = f"one of {', '.join(ValueKind)}; an id also says of what, as in id:file"
+_KINDS_TEXT = f"one of {', '.join(ValueKind)}; an id also says what it identifies, as in id:file"
 
 
 def _is_kind(text: str) -> bool:
@@ -85,7 +85,7 @@ def _check_kind(text: str) -> str | None:
 
 
 def _check_kinds(text: str) -> str | None:
-    """Check the kinds of an argument, separated by `|`. An empty text is valid and means that no kind is set."""
+    """Check the kinds of an argument, separated by `|`. An empty string is valid and means that no kind is set."""
     if not text or all(_is_kind(each) for each in text.split("|")):
         return None
     return f"must be {_KINDS_TEXT}, or several of them, as in account|name"
@@ -158,7 +158,7 @@ class SourceRule:
         effect=SettingEffect.MESSAGE,
     )
     owner_values: tuple[str, ...] = setting(
-        (), "Values of `owner_field` which mean that the owner wrote the content.", effect=SettingEffect.MESSAGE
+        (), "Values of `owner_field` that mean that the owner wrote the content.", effect=SettingEffect.MESSAGE
     )
     owner_content_fields: Mapping[str, str] = setting(
         _NO_TEXTS,
@@ -168,7 +168,8 @@ class SourceRule:
     )
     typed_only: bool = setting(
         False,
-        "Whether the server checks that results contain only values of `fields`. All other results are untrusted.",
+        "Whether the server checks that results contain only values of `fields`. Results that contain anything else "
+        "are untrusted.",
         effect=SettingEffect.MESSAGE,
     )
 
@@ -211,14 +212,14 @@ class ArgumentRule:
     )
     choice_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "Words with which the owner requests a choice, by choice. The key `all` has the words that request every "
+        "For each choice, the words with which the owner requests it. The key `all` has the words that request every "
         "value.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
     unless: tuple[str, ...] = setting(
         (),
-        "Names of arguments. `explanations` do not apply to a call that has one of them.",
+        "Names of arguments. If a call has one of them, `explanations` does not apply to it.",
         effect=SettingEffect.MESSAGE,
     )
 

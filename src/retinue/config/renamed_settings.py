@@ -1,7 +1,7 @@
 """Finds renamed settings in a file, and their new names. `renamed_names.SETTINGS` lists all old and new names.
 
-A path is matched level by level, after old names of its tables were replaced. So one path may mix old and new names,
-such as the old `news_days` in the new `[server.retention]`.
+A path is matched level by level, after the old names of its tables have been replaced. One path may therefore mix old
+and new names, such as the old `news_days` in the new `[server.retention]`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def list_connectors(tree: Table) -> set[str]:
 
 
 def find_platforms(tree: Table) -> dict[str, str]:
-    """Return the platform of each connector in the settings. The key of the platform may have its old name."""
+    """Return the platform of each connector in the settings. The key `platform` may still have its old name."""
     connectors = tree.get("connectors")
     if not isinstance(connectors, dict):
         return {}

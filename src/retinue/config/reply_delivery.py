@@ -53,7 +53,7 @@ class ReplyDeliverySettings:
     )
     text_max: int | None = setting(
         None,
-        "Maximum length of a message, in the unit that the platform counts. Default: the platform's limit.",
+        "Maximum length of a message, in the unit that the platform uses. Default: the platform's limit.",
         effect=SettingEffect.MESSAGE,
         least=TEXT_CHARS_MIN,
         most=TEXT_CHARS_LIMIT,
@@ -95,7 +95,7 @@ class ReplyDeliverySettings:
     interim: bool | None = setting(
         None,
         "Whether text that an agent writes between its tool calls is sent at once. Otherwise only the answer is sent. "
-        "Default: yes.",
+        "Default: true.",
         effect=SettingEffect.MESSAGE,
     )
     stream: StreamMode | None = setting(
@@ -121,13 +121,13 @@ class ReplyDeliverySettings:
     )
     block_break: BlockBreak | None = setting(
         None,
-        "Where a message ends if `stream` is `blocks`, if possible: at the end of a paragraph (`paragraph`), line "
-        "(`newline`) or sentence (`sentence`). Default: `paragraph`.",
+        "Preferred end of a message if `stream` is `blocks`: the end of a paragraph (`paragraph`), line (`newline`) or "
+        "sentence (`sentence`). Default: `paragraph`.",
         effect=SettingEffect.MESSAGE,
     )
     block_idle_ms: int | None = setting(
         None,
-        "Time that a text shorter than `block_min` waits for more text, in milliseconds. Default: 1000.",
+        "Time that text shorter than `block_min` waits for more text, in milliseconds. Default: 1000.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=IDLE_MS_LIMIT,
@@ -146,13 +146,13 @@ class ReplyDeliverySettings:
     )
     ack_scope: AckScope | None = setting(
         None,
-        "Which messages get the reaction `ack`: none (`off`), direct messages (`direct`), group messages to the agent "
-        "(`group-mentions`), all group messages (`group-all`) or all (`all`). Default: `group-mentions`.",
+        "Which messages get the reaction `ack`: none (`off`), direct messages (`direct`), group messages addressed to "
+        "the agent (`group-mentions`), all group messages (`group-all`) or all (`all`). Default: `group-mentions`.",
         effect=SettingEffect.MESSAGE,
     )
     remove_ack: bool | None = setting(
         None,
-        "Whether the reaction `ack` is removed once the message is answered. Default: no.",
+        "Whether the reaction `ack` is removed once the message is answered. Default: false.",
         effect=SettingEffect.MESSAGE,
     )
 

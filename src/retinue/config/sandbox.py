@@ -42,9 +42,9 @@ def check_allowed_host(text: str) -> str | None:
 
 
 def split_host_and_port(text: str) -> tuple[str, int | None]:
-    """Split a text into host and port.
+    """Split a string into host and port.
 
-    The port is None if the text contains no port, and -1 if the text after the colon is not a port number.
+    The port is None if the string contains no port, and -1 if the part after the colon is not a port number.
     """
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
@@ -63,7 +63,7 @@ def split_host_and_port(text: str) -> tuple[str, int | None]:
 def check_variable_name(text: str) -> str | None:
     """Check the name of an environment variable. Variables that control which program runs are not allowed."""
     if not _VARIABLE_NAME.fullmatch(text):
-        return "is not a valid name of an environment variable"
+        return "is not a valid environment variable name"
     upper = text.upper()
     if upper in _FORBIDDEN_VARIABLES or upper.startswith(_FORBIDDEN_VARIABLE_PREFIXES):
         return "must not be a variable that controls which program runs"
@@ -159,7 +159,7 @@ class SecretRule:
 
     With `header`, the proxy adds the secret to requests to `hosts`, and no command sees it. With `variable`, the
     commands in `commands` get the secret in their environment. `agents` are the agents whose commands may use the
-    secret; if it is empty, all may.
+    secret; if empty, all agents.
     """
 
     secret: SecretReference | None = setting(
@@ -230,8 +230,7 @@ class SandboxSettings:
     )
     workspace: WorkspaceAccess = setting(
         WorkspaceAccess.WRITE,
-        "How a command can access its agent's workspace: read and write (`rw`), only read (`ro`), or not at all "
-        "(`none`).",
+        "How a command can access its agent's workspace: read-write (`rw`), read-only (`ro`), or not at all (`none`).",
         effect=SettingEffect.MESSAGE,
     )
     visible_sessions: SandboxVisibleSessions = setting(

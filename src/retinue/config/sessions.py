@@ -28,7 +28,7 @@ def check_key_prefix(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetSettings(ResetRules):
-    """When a context is reset automatically. One rule is enough for a reset. The session's history is kept."""
+    """When a context is reset automatically. Any one of the rules causes a reset. The session's history is kept."""
 
     daily_at: str | None = setting(
         None,
@@ -115,7 +115,7 @@ class SendRuleSettings(SendRule):
 class SendSettings:
     """Whether replies are sent to channels.
 
-    The agent runs in any case. A reply that is not sent is still stored.
+    The agent runs either way. A reply that is not sent is still stored.
     """
 
     default: SendAction = setting(

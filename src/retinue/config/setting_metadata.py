@@ -43,7 +43,7 @@ FLAT_METADATA: Mapping[str, bool] = {"flat": True}
 def setting(default: T, description: str, **rule: Any) -> T:
     """Declare a setting: a field of a settings class, with a default, a description and other metadata.
 
-    The function returns a dataclass field. For the type checker, it returns the type of the default.
+    The function returns a dataclass field. To the type checker, it returns a value of the default's type.
     """
     made: Any
     metadata = {"rule": SettingRule(description=description, **rule)}

@@ -1,4 +1,4 @@
-"""Declares all settings. Each field has a description, limits, and when a change takes effect."""
+"""Declares all settings. Each field has a description and limits, and says when a change takes effect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenSettings:
-    """The TCP listener. The Unix socket is always open and not configurable."""
+    """The TCP listener. The Unix socket is always open and is not configurable."""
 
     enabled: bool = setting(
         True, "Whether the server listens on TCP in addition to its Unix socket.", effect=SettingEffect.RESTART
@@ -70,7 +70,7 @@ class RequestLimitSettings:
 
     body_bytes_max: int = setting(16 * MIB, "Maximum size of a request body, in bytes.", least=1024, most=1024 * MIB)
     requests_per_minute: int = setting(600, "Maximum number of API requests of one principal per minute.", least=1)
-    envelopes_per_minute: int = setting(60, "Maximum number of envelopes that one principal sends per minute.", least=1)
+    envelopes_per_minute: int = setting(60, "Maximum number of envelopes sent by one principal per minute.", least=1)
     calls_per_minute: int = setting(600, "Maximum number of tool calls of one agent per minute.", least=1)
     sign_in_attempts_max: int = setting(
         5,
@@ -218,8 +218,8 @@ class Settings:
     )
     trusted_proxies: tuple[str, ...] = setting(
         (),
-        "IP addresses or networks of your reverse proxies. Only from them, the server accepts headers such as "
-        "X-Forwarded-For.",
+        "IP addresses or networks of your reverse proxies. The server accepts headers such as X-Forwarded-For only "
+        "from these.",
         effect=SettingEffect.RESTART,
         check=validators.check_network,
         example="10.0.0.0/8",

@@ -82,7 +82,7 @@ def _iterate_values(
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[str, object]", value).items():
             for leaf in _iterate_values(inner, (*path, key), effect):
-                # An unset key in a named table is left out, so that a new table has only its set keys as changes.
+                # An unset key in a named table is left out, so that only the set keys of a new table are reported.
                 if not is_dataclass(inner) or leaf[1][0] not in (None, ()):
                     yield leaf
     else:

@@ -62,12 +62,12 @@ setting, the file and the line. The column *effect* says when a changed setting 
 | `[connectors.NAME]` | a connector: one account on one platform |
 | `[agents.NAME]`, `[templates.NAME]` | agents, and settings that several of them share |
 | `[people.NAME]` | `role`: `owner`, `member` or `guest` |
-| `[bindings.NAME]` | `agent`, `connector`; and `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, \
+| `[bindings.NAME]` | `agent` and `connector`; optional: `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, \
 `extra_agents` |
-| `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` by kind; `zone`, `enabled`, \
-`session`, `deliver_to`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
+| `[schedules.NAME]` | `agent`, `kind`, `text`, and, depending on `kind`, `at`, `every_s` or `cron`; `zone`, \
+`enabled`, `session`, `deliver_to`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
-In any text value, `${{NAME}}` is replaced by the value of the environment variable NAME, which must be set and not
+In any string value, `${{NAME}}` is replaced by the value of the environment variable NAME, which must be set and not
 empty. `$${{` stands for a literal `${{`. A key that ends in `token`, `password`, `secret`, `api_key` or similar does
 not accept the secret itself. Write where the secret is: `{{ env = "NAME" }}` or `{{ file = "PATH" }}`. The file must
 not be accessible to other users.
@@ -79,8 +79,9 @@ _AGENT_HEADER = f"""
 `model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`. The value `"default"` stands for the server's
 default model.
 
-In addition to the keys below, `extends` names a template or a list of templates whose keys are inherited. `clear`
-lists keys that are not inherited. `external.secret` is written as `{{ env = "NAME" }}` or `{{ file = "PATH" }}`.
+Besides the keys below, two more are allowed. `extends` names a template or a list of templates whose keys are
+inherited. `clear` lists keys that are not inherited. `external.secret` is written as `{{ env = "NAME" }}` or
+`{{ file = "PATH" }}`.
 The runners are {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. Changes take effect with `retinue apply`.
 The operation [`agent.set`](operations.md#agentset) has a parameter for each key, with `_` instead of a dot.
 """

@@ -55,7 +55,7 @@ class SettingOrigin(StrEnum):
 
 
 class SettingField(Struct, frozen=True, kw_only=True):
-    """One setting in the form. `defined_at` is the place that sets its value: a file and line, or a variable."""
+    """One setting in the form. `defined_at` says where its value is set: a file and line, or a variable."""
 
     path: tuple[str, ...]
     description: str

@@ -54,12 +54,12 @@ SECTIONS = (
 )
 # Keys of similar servers and older versions, and what replaces them.
 _MOVED_KEYS = {
-    "version": "the file version is `config_version`",
+    "version": "the version of the file format is set with `config_version`",
     "memory": "each agent has its own memory, in its agent directory",
     "profiles": "there are no profiles; use templates",
     "home": "the data directory contains this file, so its path is set with the environment variable RETINUE_HOME",
 }
-_TOP_LEVEL_REASON = "it is a top-level section, next to [server]"
+_TOP_LEVEL_REASON = "it is a top-level section, not a part of [server]"
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ def reload_configuration(current: Configuration, environment: Mapping[str, str])
 
 
 def hash_settings_text(text: str) -> str:
-    """Return the hash of a settings text. A change must give this hash, so that it applies to this text only."""
+    """Return the hash of a settings text. A change must give this hash, so that it applies only to this text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -251,7 +251,7 @@ def _read_main_file(file: Path, environment: Mapping[str, str], faults: FaultCol
                 SettingPosition(),
                 f"RETINUE_CONFIG names {file}, which does not exist",
                 path="RETINUE_CONFIG",
-                because="a settings file that is named must exist",
+                because="a settings file that this variable names must exist",
                 try_this="correct RETINUE_CONFIG, or unset it",
             )
     except (OSError, ValueError) as error:
@@ -280,7 +280,7 @@ def _matching_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _is_excluded(file: Path) -> bool:
-    """Whether a file is skipped although it matches an include pattern: if it is a backup or a hidden file.
+    """Whether a file is skipped even if it matches an include pattern: a backup or a hidden file.
 
     A process that is killed while it writes a settings file can leave a hidden file behind.
     """
@@ -352,7 +352,7 @@ def _environment_overrides(environment: Mapping[str, str], faults: FaultCollecto
                 SettingPosition(),
                 "RETINUE_STORE is not a valid database URL",
                 path="RETINUE_STORE",
-                because="it must be a PostgreSQL URL (postgresql://USER@HOST/NAME); without it the database is a file",
+                because="it must be a PostgreSQL URL (postgresql://USER@HOST/NAME); if unset, the database is a file",
                 try_this="unset RETINUE_STORE",
             )
         else:

@@ -1,8 +1,8 @@
 """Rewrites settings files of an earlier version so that all settings have their new names.
 
 Only the names change. All other bytes stay, including comments, order and indentation. tomlkit cannot rename a key
-without moving it. So this module replaces the text of each name, then parses the result and checks that nothing else
-has changed.
+without moving it, so this module replaces the text of each name. It then parses the result and checks that nothing
+else has changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RewrittenFile(Struct, frozen=True, kw_only=True):
     def format_lines(self) -> list[str]:
         """Return the lines to print or log: what happened to the file, then each renamed setting."""
         heading = (
-            f"{self.file} has old names of settings, and cannot be rewritten: {self.problem}"
+            f"{self.file} contains old names of settings and cannot be rewritten: {self.problem}"
             if self.problem
             else f"renamed settings in {self.file}; the previous file is {self.backup}"
         )
@@ -55,7 +55,7 @@ def upgrade_settings_files(environment: Mapping[str, str]) -> tuple[RewrittenFil
 
     If a file has a setting under both names, this function raises `InvalidSettings` and changes no file, because only
     a person can decide which of the two is meant. Each file is replaced atomically. If the process is killed, some
-    files still have old names. The next start renames these too.
+    files may still have old names. The next start replaces these too.
 
     A file that cannot be written, such as one on a read-only file system, is not an error: the server must still start
     after an upgrade. `problem` contains the reason. The server then uses the new names in memory, and logs a warning at
@@ -79,7 +79,7 @@ def _upgrade_file(file: Path, platforms: Platforms) -> RewrittenFile:
     if new is None:
         return RewrittenFile(file=file, renamed=renamed, backup=backup, problem="its form is unusual; edit it yourself")
     try:
-        if not backup.exists():  # an existing backup stays: it is from before the first renaming
+        if not backup.exists():  # an existing backup is kept: it is from before the first renaming
             write_durably(backup, text, mode=file.stat().st_mode & 0o7777)
         replace_settings_file(file, new, expected_hash=hash_settings_text(text))
     except OSError as error:
@@ -88,7 +88,7 @@ def _upgrade_file(file: Path, platforms: Platforms) -> RewrittenFile:
 
 
 def rename_text(text: str, platforms: Platforms) -> str | None:
-    """Return the text with the new names, or None if the result would differ in anything else."""
+    """Return the text with the new names, or None if anything other than the names would change."""
     tree = cast(Table, tomllib.loads(text))
     found = rename_settings(tree, platforms)
     values = {each.path: each.value for each in found.renamed if each.value is not None}

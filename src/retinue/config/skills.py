@@ -25,7 +25,7 @@ _FORBIDDEN_VARIABLE_PREFIXES = ("LD_", "DYLD_", "RETINUE_")
 def check_env_name(text: str) -> str | None:
     """Check the name of an environment variable for a skill's commands."""
     if len(text) > ENV_NAME_LENGTH_MAX or not _ENV_NAME.fullmatch(text):
-        return "is not a valid name of an environment variable"
+        return "is not a valid environment variable name"
     if text in _FORBIDDEN_VARIABLES or text.startswith(_FORBIDDEN_VARIABLE_PREFIXES):
         return "cannot be set for a skill: it controls which programs run, or as which user"
     return None
@@ -47,7 +47,7 @@ class OperationExposure(StrEnum):
 
 
 class TrustedSkillSource(StrEnum):
-    """A source of skills. Skills from a source that is set as trusted may be used without approval."""
+    """A source of skills. Skills from a source in `skills.trusted` may be used without approval."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"
@@ -87,7 +87,7 @@ class SkillLists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableValue:
-    """The value of an environment variable: a text, or the location of a secret.
+    """The value of an environment variable: a string, or the location of a secret.
 
     If the name of the variable suggests a secret, only a location is allowed.
     """

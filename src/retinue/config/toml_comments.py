@@ -1,7 +1,7 @@
 """Keeps the comments above a table together with that table when a file is edited.
 
-tomlkit treats the comments above a `[table]` as the end of the previous table. So a key that is added to the previous
-table would end up below these comments. If the previous table were removed, the comments would be removed too.
+tomlkit treats the comments above a `[table]` as the end of the previous table. A key added to the previous
+table would therefore end up below these comments. If the previous table were removed, they would be removed too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tomlkit
 from tomlkit.container import Container
 from tomlkit.items import AoT, Comment, Null, Table, Whitespace
 
-# Placeholder for the lines above a table. TOML forbids the NUL characters; tomlkit expects the newline.
+# Placeholder for the lines above a table. TOML forbids NUL characters; tomlkit expects the newline.
 _PLACEHOLDER = re.compile(r"\n\0(\d+)\0")
 
 
@@ -25,7 +25,7 @@ class CommentedDocument:
         self._comments_above: list[str] = []
         self._unattached = ""  # comments and blank lines since the last key, from top to bottom
         self._walk(self.document)
-        is_all_comments = not self.document  # a document without keys, to which anything is added at the end
+        is_all_comments = not self.document  # a document without keys: additions go at the end
         if is_all_comments or self.text() != text:
             self.document, self._comments_above, self._unattached = tomlkit.parse(text), [], ""
 
@@ -76,7 +76,7 @@ class CommentedDocument:
 
 
 def _has_no_key_after(body: Sequence[tuple[object, object]]) -> list[bool]:
-    """Return for each item of a table whether it comes after the last key of the table.
+    """Return, for each item of a table, whether it comes after the last key of the table.
 
     Such an item is a comment or blank line above the next table, or at the end of the file.
     """

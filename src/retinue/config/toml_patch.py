@@ -34,7 +34,7 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
 
     `changes` is a nested mapping. A table in it is merged into the existing table, None removes a key, and any other
     value replaces the old value. An array of tables is merged if each of its tables has an `id`, or each has a `name`:
-    tables with a known id or name are merged, others are added. Any other array is replaced.
+    tables with an existing id or name are merged, others are added. Any other array is replaced.
     """
     if hash_settings_text(text) != expected_hash:
         raise SettingsFileChanged
@@ -51,7 +51,7 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
 
 
 def _apply_changes(text: str, changes: Changes) -> str | None:
-    """Return the new text. None if its values would not be exactly the old values with these changes."""
+    """Return the new text, or None if its values would not be exactly the old values with these changes."""
     try:
         before = tomllib.loads(text)
         wanted = _merge_changes(before, changes)

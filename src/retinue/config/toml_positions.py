@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from retinue.config.errors import KeyPath
 
-KEYS_MAX = 100  # parts of a dotted key; a file with more is refused, because no setting is so deep
+KEYS_MAX = 100  # parts of a dotted key; a file with more is refused, because no setting is nested so deeply
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -139,7 +139,7 @@ class _Scanner:
                 self._scan_inline_table(path)
             case _:
                 if self.at == self._skip(_SCALAR):
-                    raise IndexError  # no value: this is not TOML, and scanning on would never end
+                    raise IndexError  # no value: this is not TOML, and the scan would never end
 
     def _scan_array(self, path: KeyPath) -> None:
         self.at += 1

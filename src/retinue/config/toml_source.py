@@ -31,7 +31,7 @@ NESTING_MAX = 50
 
 Table = dict[str, object]
 
-_INCLUDE_MEANING = "it names the other files of these settings"
+_INCLUDE_MEANING = "it names other settings files to read"
 _INCLUDE_EXAMPLE = 'include = ["people.toml", "conf.d/*.toml"]'
 
 # Keys below these are names that people choose, so `[agents.token]` is an agent, not a secret.
@@ -114,7 +114,7 @@ class SettingsReader:
 
     def read(self, file: Path, text: str) -> Table:
         tree = self._read(file, text, (file,))
-        if self._unknown_platforms & self.platforms.keys():  # an included file has the platform, so read again
+        if self._unknown_platforms & self.platforms.keys():  # an included file names the platform, so read again
             self.files, self.renamed, self._unknown_platforms = [], {}, set()
             self._faults.positions = {}
             tree = self._read(file, text, (file,))
@@ -202,7 +202,7 @@ class SettingsReader:
             self._faults.add(
                 ("config_version",),
                 f"is {format_value(version)}",
-                because="this version reads config_version 2 only; another version may have other settings",
+                because="this version reads only config_version 2; other versions may have different settings",
                 try_this="check the file against docs/reference/settings.md, then write config_version = 2",
             )
 
@@ -342,7 +342,7 @@ class SettingsReader:
         return None
 
     def _expand_text(self, text: str, path: KeyPath) -> str | None:
-        """Expand the variables in a text. If a variable is missing or invalid, report that and return None."""
+        """Expand the variables in a string. If a variable is missing or invalid, report that and return None."""
         before = self._faults.count
 
         def put(match: re.Match[str]) -> str:
@@ -431,7 +431,7 @@ def read_error_reason(error: OSError | ValueError) -> str:
 
 
 def _resolve_path(file: Path) -> Path:
-    """Return the path without `..` and symlinks, so that two paths of the same file are equal."""
+    """Return the path without `..` and symlinks, so that two paths to the same file are equal."""
     try:
         return file.resolve()
     except (OSError, RuntimeError):

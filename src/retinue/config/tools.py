@@ -48,7 +48,7 @@ class ElevatedPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolListSettings(ToolLists):
-    """Tool rules that apply in addition to those in [tools]. An agent may use a tool only if all of them allow it."""
+    """Tool rules that apply in addition to those in [tools]. An agent may use a tool only if all rules allow it."""
 
     profile: str | None = setting(
         None,
@@ -64,7 +64,7 @@ class ToolListSettings(ToolLists):
         (), "Tools that may be used in addition to the profile or to `allow`.", effect=SettingEffect.MESSAGE
     )
     ask: tuple[str, ...] = setting(
-        (), "Tools that may be used, but each call needs a person's approval.", effect=SettingEffect.MESSAGE
+        (), "Tools that may be used, with a person's approval for each call.", effect=SettingEffect.MESSAGE
     )
     deny: tuple[str, ...] = setting(
         (), "Tools that may never be used, even if another list names them.", effect=SettingEffect.MESSAGE
@@ -85,7 +85,7 @@ class ToolListSettings(ToolLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelToolSettings(ToolListSettings):
-    """Tool rules for messages from one channel. The name `*` stands for channels that have no rules."""
+    """Tool rules for messages from one channel. The name `*` stands for channels without rules of their own."""
 
     by_sender: Mapping[str, ToolListSettings] = field(
         default_factory=dict[str, ToolListSettings],
@@ -134,7 +134,7 @@ class ExecSettings:
     )
     ask: CommandAsk = setting(
         CommandAsk.ON_MISS,
-        "Whether a command outside a sandbox needs approval: always (`always`), or if `security` is `allowlist` and "
+        "When a command outside a sandbox needs approval: always (`always`), or if `security` is `allowlist` and "
         "the command is not in `allow` (`on-miss`). With `off`, such a command is denied.",
         effect=SettingEffect.MESSAGE,
     )
@@ -146,7 +146,7 @@ class ExecSettings:
     )
     sandbox_ask: CommandAsk = setting(
         CommandAsk.OFF,
-        "Whether a command in a sandbox needs approval: always (`always`), or if `sandbox_security` is `allowlist` and "
+        "When a command in a sandbox needs approval: always (`always`), or if `sandbox_security` is `allowlist` and "
         "the command is not in `allow` (`on-miss`). With `off`, such a command is denied.",
         effect=SettingEffect.MESSAGE,
     )
@@ -179,8 +179,8 @@ class ToolSettings(ToolListSettings):
     )
     invoke_allow: tuple[str, ...] = setting(
         (),
-        "Tools that may be called directly, with `retinue tool invoke` or over MCP, although direct calls of these "
-        "tools are denied by default.",
+        "Tools that may be called directly, with `retinue tool invoke` or over MCP, even though direct calls to "
+        "these tools are denied by default.",
         effect=SettingEffect.MESSAGE,
         example="write",
     )
@@ -217,7 +217,7 @@ class ToolSettings(ToolListSettings):
         metadata={
             "rule": SettingRule(
                 description="Tool rules for messages from one channel, `CONNECTOR:CHANNEL`. `*` stands for channels "
-                "without rules."
+                "without rules of their own."
             )
         },
     )
@@ -226,7 +226,7 @@ class ToolSettings(ToolListSettings):
         hash=False,
         metadata={
             "rule": SettingRule(
-                description="Tool rules with a name. They apply to agents whose setting `tools.policy` has this name."
+                description="Named tool rules. They apply to agents whose setting `tools.policy` has this name."
             )
         },
     )

@@ -27,7 +27,7 @@ def report_unsupported_key(key: str, path: KeyPath, faults: FaultCollector) -> b
     faults.add(
         (*path, key),
         "is not supported yet",
-        because=f"it configures {what}, which needs {part}",
+        because=f"it configures {what}; this needs {part}",
         try_this="remove it",
         code=NOT_YET_CODE,
     )

@@ -124,7 +124,7 @@ def check_name(text: str) -> str | None:
 def check_model_reference(text: str) -> str | None:
     """Check a model reference: PROVIDER/MODEL, an alias, or the name of a built-in model."""
     if not text or len(text) > MODEL_LENGTH_MAX or not text.isprintable() or re.search(r"\s", text):
-        return f"must be the name of a model, of 1 to {MODEL_LENGTH_MAX} characters without spaces"
+        return f"must be the name of a model: 1 to {MODEL_LENGTH_MAX} characters, without spaces"
     provider, slash, model = text.partition("/")
     return "must have a name before and after the /" if slash and not (provider and model) else None
 

@@ -28,7 +28,7 @@ def check_host_and_port(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSettings:
-    """The browser of agents: a headless Chromium for each session that uses it."""
+    """The browser that agents use: a headless Chromium for each session that needs one."""
 
     enabled: bool = setting(
         True, "Whether agents can use a browser. Chromium must be installed.", effect=SettingEffect.HOT
@@ -87,7 +87,7 @@ class WebSettings:
     )
     searxng_url: str | None = setting(
         None,
-        "URL of a SearXNG server to use instead of Brave Search. The server may be in your own network.",
+        "URL of a SearXNG server to use instead of Brave Search. The SearXNG server may be in your own network.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_public_url,
         example="http://127.0.0.1:8888",

@@ -189,8 +189,8 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
 Accept = Callable[[InboundMessage], Awaitable[Receipt | None]]
 """Passes a message to the server. A receipt means that the message is stored, so confirm it to the
 platform. None means that no envelope is stored, for example because the sender was refused. Confirm
-the message too, or the platform delivers it forever. If the call raises an error, do not confirm the
-message, and pass it again."""
+the message in this case too; otherwise the platform redelivers it forever. If the call raises an
+error, do not confirm the message; pass it again."""
 
 
 # --- the connector ---
@@ -292,7 +292,7 @@ class SupportsPressAnswers(Protocol):
     """A connector that can respond when a person presses a button."""
 
     async def answer_press(self, press_id: str, text: str) -> None:
-        """Show a text only to the person who pressed a button.
+        """Show text only to the person who pressed a button.
 
         `press_id` is the `message_id` of the inbound message of kind `press`.
         """
@@ -365,10 +365,10 @@ class ConnectorContext(Struct, frozen=True, kw_only=True):
     state: ConnectorState
     get_attachment_path: Callable[
         [Attachment], Path
-    ]  # where the bytes of an attachment are stored; read them, never write
+    ]  # where the bytes of an attachment are stored; read the file, never write to it
     # reads the secret of a setting that names a variable or a file; raises if there is none
     read_secret: Callable[[str], str]
-    on_connected: Callable[[], None] = _do_nothing  # call it when the connection is established, any number of times
+    on_connected: Callable[[], None] = _do_nothing  # call it when the connection is established; may be repeated
 
 
 class SettingQuestion(Struct, frozen=True, kw_only=True):
@@ -395,5 +395,5 @@ class Platform(Struct, frozen=True, kw_only=True):
     settings: type
     make_connector: Callable[[Any, ConnectorContext], Connector]
     questions: tuple[SettingQuestion, ...] = ()
-    next_steps: tuple[str, ...] = ()  # shown after the connector was added and connected
+    next_steps: tuple[str, ...] = ()  # shown after the connector has been added and has connected
     defaults: Mapping[str, object] = {}

@@ -47,7 +47,7 @@ def make_secret_reader(
 ) -> Callable[[str], str]:
     """Return a function that reads the secret of a setting, such as `token_env` or `token_file`.
 
-    The secret is read again on each call. A relative path starts at `data_dir`.
+    The secret is read again on each call. A relative path is resolved against `data_dir`.
     """
     named = {stem: (env, file) for stem, env, file in iterate_secrets(settings)}
 

@@ -46,7 +46,7 @@ class ConnectorSecretMissing(Invalid):
         super().__init__(
             f"connectors.{connector} has no {secret}",
             because=f"neither `{secret}_env` nor `{secret}_file` is set",
-            try_this=f'set {secret}_file = "PATH" to a file that has only the secret, and that only you can read',
+            try_this=f'set {secret}_file = "PATH" to a file that contains only the secret and that only you can read',
         )
 
 
@@ -77,7 +77,7 @@ class PlatformNotFound(NotFound):
         super().__init__(
             f"no platform named '{platform[:64]}'",
             because=f"the platforms are {', '.join(supported)}",
-            try_this="use one of them, or install the plugin that provides it",
+            try_this="use one of them, or install the plugin that provides this platform",
         )
 
 
@@ -102,7 +102,7 @@ class PoisonMessageNotFound(NotFound):
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"no unprocessed message '{id_[:64]}'",
-            because="no unprocessed message has this id, or it was closed",
+            because="the id is wrong, or the message was closed",
             try_this="list the unprocessed messages: retinue poison-message list",
         )
 

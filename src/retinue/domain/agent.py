@@ -205,7 +205,7 @@ class Agent:
     fallbacks: tuple[str, ...] | None = None  # None: the server's fallbacks; empty: no fallbacks
     effort: str | None = None  # None: the server's default, otherwise the model's default
     verbose: Verbosity | None = None  # None: the server's default
-    elevated: Elevation | None = None  # None: the server's default; `off`: its commands never leave the sandbox
+    elevated: Elevation | None = None  # None: the server's default; `off`: its commands never run outside the sandbox
     instructions: str = ""
     instructions_mode: InstructionMode = InstructionMode.FULL  # how much of the system prompt is included
     workspace: str = ""  # absolute, or below the agent directory; empty: the server's default
@@ -223,7 +223,7 @@ class Agent:
     run_seconds_max: float | None = None  # None: the server's default
     tokens_max: int | None = None
     cost_microusd_max: int | None = None  # limit of one run
-    tree_microusd_max: int | None = None  # limit of a run and all runs that it starts, directly or not
+    tree_microusd_max: int | None = None  # limit of a run and all runs that it starts, directly or indirectly
     day_microusd_max: int | None = None
     month_microusd_max: int | None = None
     attempts_max: int = ATTEMPTS_MAX
@@ -232,12 +232,12 @@ class Agent:
     permission_level: PermissionLevel = PermissionLevel.STANDARD
     icon: str = ""
     color: Color | None = None
-    visible: bool = True  # whether the web app shows it
+    visible: bool = True  # whether the web app and other agents can see it
     version: int = 1
 
     @property
     def label(self) -> str:
-        """The name under which people see the agent."""
+        """The name of the agent that people see."""
         return self.display_name or self.name
 
 

@@ -39,7 +39,7 @@ class Approval(Struct, frozen=True, kw_only=True):
     decided_by: str = ""
     decided_at: datetime | None = None
     is_released: bool = False  # the run continued without the answer, so a decision starts a new run
-    call_permissions: tuple[Permission, ...] = ()  # what the calls need besides their grants; any yes allows it
+    call_permissions: tuple[Permission, ...] = ()  # needed by the calls but not granted; any yes allows them
     grant_permissions: tuple[Permission, ...] = ()  # what a lasting yes grants; empty if none is possible
     recipients: tuple[Address, ...] = ()
     agent: str = ""  # the agent that receives the grant; empty: the agent that asked

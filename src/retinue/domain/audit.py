@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 SERVER_CHAIN = ""
-SERVER_CHAIN_NAME = "server"  # the name of the server's chain in texts
+SERVER_CHAIN_NAME = "server"  # the displayed name of the server's chain
 GENESIS_HASH = ""  # the hash before the first entry of a chain
 BECAUSE_CHARS_MAX = 1_000
 NAME_CHARS_MAX = 200
@@ -170,8 +170,8 @@ class AuditChainChecker:
     def finish(self) -> Iterator[AuditChainFlaw]:
         """Yield the inconsistencies that can be found only after the last entry.
 
-        The server's chain announces every other chain. So a chain is missing if it is announced and
-        has no entries, and unexpected if it has entries and is not announced.
+        The server's chain announces every other chain. A chain is therefore missing if it is announced
+        but has no entries, and unexpected if it has entries but is not announced.
         """
         for chain in sorted(self.announced_chains - self.seen_chains):
             yield AuditChainFlaw(chain, 1, "the whole chain is missing")
@@ -203,7 +203,7 @@ CHAIN_TRUNCATED = "an anchor has a hash for this position, but the entry is miss
 
 
 def hash_anchors(anchors: Iterable[AuditAnchor]) -> str:
-    """Return one hash for all anchors of an hour. This hash is stored in an entry of the server's chain."""
+    """Return one hash for all anchors of one hour. This hash is stored in an entry of the server's chain."""
     return hash_content(sorted([each.chain, each.position, each.hash] for each in anchors))
 
 

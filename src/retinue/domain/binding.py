@@ -20,7 +20,7 @@ class PeerKind(StrEnum):
 class MatchedBy(StrEnum):
     """Which part of a binding matched the channel.
 
-    If several bindings match, the one with the part that is listed first here applies.
+    If several bindings match, the one whose matching part comes first in this list applies.
     """
 
     PEER = "peer"

@@ -74,8 +74,8 @@ class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
 class ModelCallReservation(Struct, frozen=True, kw_only=True):
     """The reservation for a model call: the maximum number of output tokens, and the reserved amount.
 
-    `warnings` are texts for people. Each is about a budget that the run's previous call raised above
-    the warning threshold.
+    `warnings` are messages to people. Each is about a budget whose spent amount the run's previous call
+    raised above the warning threshold.
     """
 
     output_tokens_max: int
@@ -114,7 +114,7 @@ def format_usd(microusd: int) -> str:
 
 
 class BudgetSpent(RetinueError):
-    """A model call was refused, because the rest of a budget does not cover its maximum cost."""
+    """A model call was refused, because a budget does not cover the maximum cost of the call."""
 
     code = "budget.spent"
 
@@ -129,7 +129,7 @@ class BudgetSpent(RetinueError):
         resets_on: date | None,
         setting: str,
     ) -> None:
-        reserved = f", {format_usd(reserved_microusd)} is reserved for running calls" if reserved_microusd else ""
+        reserved = f", {format_usd(reserved_microusd)} is reserved for calls in progress" if reserved_microusd else ""
         super().__init__(
             f"{budget} does not cover the next model call",
             because=f"{format_usd(spent_microusd)} of {format_usd(limit_microusd)} is spent{reserved}, "
@@ -147,6 +147,6 @@ class PriceUnknown(RetinueError):
         super().__init__(
             f"{ref} cannot be used under a budget, because its price is unknown",
             because="without a price, the server cannot limit the cost of a call",
-            try_this=f'set `input_usd` and `output_usd` under [models.entries."{ref}"] in retinue.toml, or 0 for both',
+            try_this=f'set `input_usd` and `output_usd` under [models.entries."{ref}"] in retinue.toml; 0 means free',
         )
         self.ref = ref

@@ -38,7 +38,7 @@ class BudgetBalance(Struct, frozen=True, kw_only=True):
 
 
 class BudgetPayer(Struct, frozen=True, kw_only=True):
-    """The agent that makes a call and the person who is charged for it. Error texts name both.
+    """The agent that makes a call and the person who is charged for it. Error messages name both.
 
     If `person` is empty, no person is charged. `delegators` are the agents that delegated the work.
     The budgets of these agents limit the call too.
@@ -97,7 +97,7 @@ def grant_output_tokens(
 def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, payer: BudgetPayer) -> str | None:
     """Return a warning if the last call raised the spent amount above `share` of the budget's limit.
 
-    The spent amount only rises, so exactly one call per day, month or run triggers the warning.
+    The spent amount only rises, so at most one call per day, month or run triggers the warning.
     """
     bar = budget.limit_microusd * share
     if budget.spent_microusd < bar or budget.spent_microusd - last_microusd >= bar:
@@ -108,7 +108,7 @@ def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, p
 
 
 def reset_date(budget_name: str, period: BudgetPeriod) -> date | None:
-    """Return the day on which this budget resets, or None for the budget of a run, which never resets."""
+    """Return the day on which this budget resets, or None for the budget of a run or tree, which never resets."""
     if budget_name.endswith("day"):
         return date_of_day_number(period.day + 1)
     return date_of_day_number(period.month_last_day + 1) if budget_name.endswith("month") else None
@@ -132,7 +132,10 @@ def budget_setting(budget_name: str, agent: str) -> str:
 
 def _shared_budget_settings(payer: BudgetPayer) -> str:
     names = ", ".join(f"'{name}'" for name in dict.fromkeys((*payer.delegators, payer.agent)))
-    return f"the lowest of `cost_microusd_max` and `tree_microusd_max` of {names}, and of those in `budgets`"
+    return (
+        f"the lowest of `cost_microusd_max` and `tree_microusd_max` of {names}, "
+        "and of `budgets.run_usd` and `budgets.tree_usd`"
+    )
 
 
 def _describe_budget(budget_name: str, payer: BudgetPayer) -> str:

@@ -2,7 +2,7 @@
 
 An expression has five fields (minute, hour, day of month, month, weekday), or six with seconds first, or is a preset
 such as `@daily`. The library cronsim defines the syntax and finds the next time in the calendar. The syntax has `*`,
-lists, ranges, steps, names, `L` for the last day, `5L` for the last Friday, `2#1` for the first Tuesday. If both day
+lists, ranges, steps, names, `L` for the last day, `5L` for the last Friday and `2#1` for the first Tuesday. If both day
 fields are limited, a day needs to match only one of them. If one begins with a star, a day must match both. Every cron
 since Vixie cron works this way.
 
@@ -60,7 +60,7 @@ def normalize_cron(expression: str) -> str:
         return text.lower()
     if len(text.split()) not in FIELD_COUNTS:
         raise CronInvalid(
-            expression, because=f"it must have 5 fields, or 6 with seconds first, and has {len(text.split())}"
+            expression, because=f"it must have 5 fields, or 6 with seconds first, but has {len(text.split())}"
         )
     from cronsim import CronSimError
 
@@ -68,7 +68,7 @@ def normalize_cron(expression: str) -> str:
         _cron_iterator(text, _ARBITRARY_DATE)
     except CronSimError as error:
         raise CronInvalid(expression, because=_explain_cronsim_error(str(error))) from None
-    except (AssertionError, ValueError, TypeError):  # a step of something without steps, such as `1#2/3`
+    except (AssertionError, ValueError, TypeError):  # a step on a value that cannot have one, such as `1#2/3`
         raise CronInvalid(expression, because="one of its fields is invalid") from None
     return text
 
@@ -91,7 +91,7 @@ def iterate_times(expression: str, moment: datetime, zone: ZoneInfo) -> Iterator
 
 
 def _cron_iterator(fields: str, start: datetime) -> CronSim:
-    from cronsim import CronSim  # imported with the first expression: many instances have none
+    from cronsim import CronSim  # imported for the first expression: many instances have none
 
     return CronSim(fields, start)
 

@@ -19,8 +19,8 @@ TASK_SHOWN_MAX = 200  # characters of a task shown in lists
 LABEL_LENGTH_MAX = 100
 LABEL_FROM_TASK_MAX = 60
 
-# Which session of the target agent to use: the last session that the two shared, that session or else a new one, or
-# always a new session.
+# Which session of the target agent to use: the last session that the two agents shared, that session or else a new
+# one, or always a new session.
 LATEST_SESSION = "latest"
 LATEST_OR_NEW_SESSION = "latest-or-create"
 NEW_SESSION = "create"

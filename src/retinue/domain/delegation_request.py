@@ -1,4 +1,4 @@
-"""The request of a tool call to delegate work, and the status that the call returns."""
+"""A tool call's request to delegate work, and the status that the call returns."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class DelegationStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the tool call still waits for the result."""
+        """Whether the tool call is still waiting for the result."""
         return self.delegation.state.is_open and self.delegation.wait_until is not None
 
 

@@ -11,7 +11,7 @@ from retinue.domain.envelope import Envelope
 
 
 class LengthUnit(StrEnum):
-    """The unit in which a platform measures the length of a text."""
+    """The unit in which a platform measures the length of text."""
 
     CHARACTERS = "characters"
     UTF16 = "utf-16"

@@ -30,7 +30,7 @@ class ReasoningDisplay(StrEnum):
 class Elevation(StrEnum):
     """Whether commands may run outside the sandbox.
 
-    If this is not set, only commands for which the model requests it run outside.
+    If this is not set, a command runs outside only if the model requests it.
     """
 
     OFF = "off"  # no command runs outside the sandbox

@@ -34,7 +34,7 @@ class EnvelopeKind(StrEnum):
     JOB = "job"  # a background job: the model reads only its text, and the result replies to its request
     SYSTEM = "system"  # from another part of the server; the model also reads who sent it
     ANSWER = "answer"  # answers another envelope and gets no answer
-    NOTICE = "notice"  # a text from the server about an envelope, written without a model
+    NOTICE = "notice"  # a message from the server about an envelope, written without a model
     APPROVAL = "approval"  # a question put to a person
     DECISION = "decision"  # a person's yes or no; it is claimed before other envelopes of its lane
 
@@ -74,7 +74,7 @@ class EnvelopeContext(Struct, frozen=True, kw_only=True):
     questionnaire: str = ""  # the questionnaire that the envelope shows in a channel
     choices: tuple[str, ...] = ()  # options of a question that is answered with one of them
     request: RunRequest | None = None
-    when_busy: WhenBusy | None = None  # None: as the queue settings say
+    when_busy: WhenBusy | None = None  # None: the queue settings decide
     webhook: bool = False  # a URL is notified with the result
     lineage: Lineage | None = None  # lineage of the run that processes it, if the envelope defines one
     exchange: AgentExchange | None = None  # the position in an exchange between two sessions

@@ -1,4 +1,4 @@
-"""Events and deltas, from which clients learn what changes.
+"""Events and deltas, from which clients learn what has changed.
 
 An event is stored with a sequence number, in the same commit as the change that it describes. A delta is a piece of
 streamed text. Deltas are kept in memory only, and are never replayed.
@@ -66,10 +66,10 @@ class NestedActivityKind(StrEnum):
 
 
 class NestedActivity(Struct, frozen=True, kw_only=True):
-    """What a subagent or another agent does while a tool call waits for it. Clients show it below that call.
+    """What a subagent or another agent is doing while a tool call waits for it. Clients show it below that call.
 
-    `session` and `call` identify the waiting call. `text` is a piece of text, or the name of the called tool. A new
-    text begins at `offset` 0.
+    `session` and `call` identify the waiting call. `text` is a piece of text, or the name of the called tool.
+    `offset` is the position of the piece; new text begins at 0.
     """
 
     session: SessionId

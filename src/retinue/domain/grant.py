@@ -18,7 +18,7 @@ class GrantScope(StrEnum):
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """A permission of one agent, in one of its sessions or in all of them that a person opened.
+    """A permission of one agent, in one of its sessions or in all its sessions that a person opened.
 
     A grant does not apply to subagents, schedules or background jobs.
     """

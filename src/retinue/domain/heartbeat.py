@@ -54,8 +54,8 @@ class HeartbeatVisibility(Struct, frozen=True, kw_only=True):
     None means that the value of the next more general level applies (see `Heartbeat.visibility_at`).
     """
 
-    ok: bool | None = None  # acknowledgements: replies that nothing needs attention
-    alerts: bool | None = None  # replies that something needs attention
+    ok: bool | None = None  # acknowledgements: replies saying that nothing needs attention
+    alerts: bool | None = None  # replies saying that something needs attention
     indicator: bool | None = None  # a status indicator in clients
 
     def with_defaults(self, defaults: HeartbeatVisibility) -> HeartbeatVisibility:
@@ -203,9 +203,9 @@ _SPACE = re.compile(r"&nbsp;", re.IGNORECASE)
 
 
 def remove_token(text: str) -> str:
-    """Remove the token `HEARTBEAT_OK`, with the markup around it, from the start and end of a text.
+    """Remove the token `HEARTBEAT_OK`, with the markup around it, from the start and end of a reply.
 
-    A token in the middle of the text stays.
+    A token in the middle of the reply stays.
     """
     if OK_TOKEN not in text:
         return text.strip()

@@ -44,7 +44,7 @@ def split_requests(records: Sequence[Record]) -> list[list[Record]]:
     ends = {record.run: i for i, record in enumerate(records)}
     results = {record.body.call: i for i, record in enumerate(records) if isinstance(record.body, ToolResult)}
     parts: list[list[Record]] = []
-    busy_until = -1  # the last record of an open run or call: a user turn before it begins no new request
+    busy_until = -1  # the last record of an open run or call: a user turn before it does not begin a new request
     for i, record in enumerate(records):
         if not parts or (isinstance(record.body, UserTurn) and i > busy_until):
             parts.append([])
@@ -114,7 +114,7 @@ def drop_unanswered_reply(records: Sequence[Record]) -> list[Record]:
 def copy_records(records: Sequence[Record], *, session: SessionId, after: int) -> list[Record]:
     """Return copies of the records for `session`, with numbers that begin at `after` + 1.
 
-    References to records in summaries are changed to the new numbers.
+    References from summaries to records are changed to the new numbers.
     """
     places = {record.seq: number for number, record in enumerate(records, start=after + 1)}
     made: list[Record] = []

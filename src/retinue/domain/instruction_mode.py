@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-# Read from an agent's workspace, otherwise from its agent directory, in this order.
+# Read in this order, each from an agent's workspace or, if missing there, from its agent directory.
 INSTRUCTION_FILES = (
     *("AGENTS.md", "SOUL.md", "TOOLS.md", "IDENTITY.md", "USER.md"),
     *("HEARTBEAT.md", "BOOTSTRAP.md", "CLAUDE.md"),

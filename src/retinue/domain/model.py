@@ -35,7 +35,7 @@ class Price(Struct, frozen=True, kw_only=True):
     call: int = 0
 
     def cost_microusd(self, usage: Usage) -> int:
-        """Return the cost of a call. It is rounded up, so that rounding never exceeds a budget."""
+        """Return the cost of a call. It is rounded up, so that rounding never causes a budget to be exceeded."""
         plain = max(usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens, 0)
         total = plain * self.input
         total += usage.cache_read_tokens * (self.input if self.cache_read is None else self.cache_read)
@@ -68,7 +68,7 @@ FREE_PRICE = Price()
 
 
 class ModelFailureKind(StrEnum):
-    """Why a model did not reply. The server chooses its next attempt by this kind."""
+    """Why a model did not reply. The kind decides what the server tries next."""
 
     AUTH = "auth"
     PERMISSION = "permission"
@@ -87,7 +87,7 @@ class ModelFailureKind(StrEnum):
 
 
 class ModelFailed(RetinueError):
-    """The model did not reply. The person who waits for the answer reads the sentence, the reason and the next step.
+    """The model did not reply. The person who is waiting reads the sentence, the reason and the next step.
 
     `may_be_charged` means that part of the reply arrived or may have been generated. In that case the cost is unknown.
     If `usage` is set, a complete reply arrived that was unusable, and its cost is known.

@@ -1,4 +1,4 @@
-"""Notifications: short texts for a person, who cannot answer them."""
+"""Notifications: short messages to a person, who cannot answer them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NOTIFICATION_TEXT_LENGTH_MAX = 2_000
 
 
 class Notification(Struct, frozen=True, kw_only=True):
-    """A short text for a person, without an answer.
+    """A short message to a person, who cannot answer it.
 
-    `sender` is the address of the author. `trust` is the trust of the text.
+    `sender` is the address of the author. `trust` is the trust level of the text.
     """
 
     id: NotificationId

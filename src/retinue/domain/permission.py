@@ -67,7 +67,7 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def is_fully_visible(text: str) -> bool:
-    """Whether a person can see every character of a text."""
+    """Whether a person can see every character of the text."""
     return _INVISIBLE.search(text) is None
 
 
@@ -127,7 +127,7 @@ class AgentRights(Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1024)
 def default_rights(agent_directory: Path, workspace: Path) -> AgentRights:
-    """Return the rights of an agent without any grant.
+    """Return the rights of an agent that has no grants.
 
     They include its workspace and some paths of its agent directory, but not the web.
     """

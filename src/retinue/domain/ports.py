@@ -1,4 +1,4 @@
-"""Protocols for code that a package calls, and that a package above it implements.
+"""Protocols that a package calls and that a package above it implements.
 
 Implementations are passed in as arguments. This includes the clock and the source of ids, which are never global.
 """
@@ -27,7 +27,7 @@ from retinue.domain.trust import Trust
 class Clock(Protocol):
     """Returns the current time (aware, UTC), and measures delays.
 
-    The time may jump when the system's clock is set. A delay does not change in that case.
+    The time may jump when the system's clock is set. Delays are not affected.
     """
 
     def now(self) -> datetime: ...
@@ -66,7 +66,7 @@ class RunApprovals(Protocol):
         ...
 
     def short_id_of(self, call: Call) -> str:
-        """Return the short id of the approval for which this call waits or has waited."""
+        """Return the short id of the approval for which this call is waiting or has waited."""
         ...
 
     def permissions_of(self, call: Call) -> Sequence[Permission]:
@@ -99,7 +99,7 @@ class ReadChecklist(Protocol):
 
 
 class RunObserver(Protocol):
-    """Receives the progress of a run while the run works. Calls are not stored, so a crash may lose some."""
+    """Receives the progress of an active run. Progress is not stored, so a crash may lose some of it."""
 
     def on_delta(self, delta: Delta) -> None: ...
     def on_tool_call(self, run: RunId, tool: str) -> None:
@@ -136,10 +136,10 @@ class Journal(Protocol):
         ...
 
     async def call_model(self, turn: int, call: CallModel, *, request: ModelCallReservationRequest) -> Reply:
-        """Call the model and store its reply. First write the intent and reserve the maximum cost.
+        """Write the intent, reserve the maximum cost, call the model and store its reply.
 
-        If the call fails, the step stays open. Then report the failure with `record_failure`, and call this or another
-        model again.
+        If the call fails, the step stays open. The caller then reports the failure with `record_failure`, and calls
+        this or another model.
         """
         ...
 
@@ -166,7 +166,7 @@ class Journal(Protocol):
         ...
 
     async def add_note(self, note: Note) -> None:
-        """Add a text from the server to the records of this run, for the model to read."""
+        """Add a note from the server to the records of this run, for the model to read."""
         ...
 
     def was_interrupted(self, turn: int, index: int) -> bool:
@@ -185,11 +185,11 @@ class Journal(Protocol):
         is_late: bool = False,
         because: str = "",
     ) -> ToolResult:
-        """Perform a tool call and store its result. First write the intent and why the call is allowed.
+        """Write the intent and why the call is allowed, perform the tool call and store its result.
 
         With `is_late`, the turn of the call is over, so the result is stored as a note. A call that a crash interrupted
         is performed again only if it is repeatable. A read-only call starts at once. Its intent is written with its
-        result, or earlier if the call takes long.
+        result, or earlier if the call takes a long time.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Principals: who makes a request. A token proves who the principal is, so it cannot act under another name."""
+"""Principals: who makes a request. A token proves who the principal is, so no principal can act under another name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths that no agent may access, and paths of keys that need a grant which names them."""
+"""Paths that no agent may access, and paths of keys, which an agent may access only if a grant names them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SYSTEM_KEY_PATHS = (
 
 
 class ProtectedPaths(Struct, frozen=True, kw_only=True):
-    """Paths that no agent may access, and paths of keys, which need a grant that names them.
+    """Paths that no agent may access, and paths of keys, which an agent may access only if a grant names them.
 
     No agent may access the server's data, other agents' directories or kernel files, even with a grant. The keys are
     those of the system and of the user who runs the server. `data_directory` is RETINUE_HOME. All paths, in fields and
@@ -90,7 +90,7 @@ class ProtectedPaths(Struct, frozen=True, kw_only=True):
         """Return why access to a path is denied, or an empty string if it is not denied.
 
         A grant gives access to keys only if it names their folder or a path in that folder. A grant of `~/.ssh` does,
-        and a grant of `~` does not.
+        but a grant of `~` does not.
         """
         if any(is_within(path, folder) for folder in KERNEL_FOLDERS):
             return "no agent may access files of the operating system"

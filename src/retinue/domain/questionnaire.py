@@ -33,7 +33,7 @@ class QuestionnaireState(StrEnum):
 class QuestionnaireField(Struct, frozen=True, kw_only=True):
     """One question of a questionnaire. `name` is the key of its answer, and `label` is what the person reads.
 
-    `least` and `most` limit a number, the length of a text, or how many options are selected.
+    `least` and `most` limit a number, the length of text, or how many options are selected.
     """
 
     name: str

@@ -31,7 +31,7 @@ class RecordKind(StrEnum):
 
 
 class ContextStart(Struct, frozen=True, kw_only=True):
-    """A record that starts a new context. `text` is the text that a reset keeps in the new context, if any.
+    """A record that starts a new context. `text` is the first message of the new context, if any.
 
     `because` is for people; no model reads it.
     """
@@ -126,7 +126,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """A record with a text from the server, which the model reads like a message.
+    """A record with text from the server, which the model reads like a message.
 
     For example, a note says that a run was cancelled or that envelopes were left out. A note can also have the result
     of a tool call that was performed after the turn that made it had ended. Then `call` is the id of the stored call,
@@ -178,7 +178,7 @@ class TextRecord(Record):
     """
 
     # The body's tuple slot holds a `LazyBody`, and the text follows after all fields of `Record`. A
-    # built body is cached in `__dict__`, which exists only once the body was accessed.
+    # built body is cached in `__dict__`, which exists only once the body has been accessed.
 
     @property
     def text(self) -> str:
@@ -226,7 +226,7 @@ def make_text_records(
 ) -> Iterator[TextRecord]:
     """Create text records from tuples of record fields, with a `LazyBody` as the body and the text last.
 
-    No Python code runs per record, so thousands are created fast.
+    No Python code runs per record, so thousands are created quickly.
     """
     return map(cast(Any, tuple).__new__, repeat(TextRecord), fields)
 
@@ -261,7 +261,7 @@ def model_without_provider(reply: Reply) -> str:
 def effective_trust(record: Record) -> Trust:
     """Return the trust of a record together with its attachments.
 
-    The contents of files have no trust label. Files from anyone but the owner are therefore untrusted.
+    The contents of files have no trust level of their own. Files from anyone but the owner are therefore untrusted.
     """
     if type(record) is TextRecord:
         return record.trust
@@ -273,8 +273,8 @@ def effective_trust(record: Record) -> Trust:
 def least_trust_in(context: Sequence[Record]) -> Trust:
     """Return the least trust of any record in a context.
 
-    This is called every turn, and a context may have thousands of records. So Python code runs per record only if
-    someone other than the owner has written.
+    This is called every turn, and a context may have thousands of records. Python code therefore runs per record only
+    if someone other than the owner has written.
     """
     met = set(zip(map(_get_kind, context), map(_get_trust, context), strict=True))
     trusts = {trust for _, trust in met}

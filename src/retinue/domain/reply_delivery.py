@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class ChunkMode(StrEnum):
-    """Where a text is split: only if it is too long, or also after every paragraph."""
+    """Where an answer is split: only where it is too long, or also after every paragraph."""
 
     LENGTH = "length"
     NEWLINE = "newline"

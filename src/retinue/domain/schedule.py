@@ -188,7 +188,7 @@ class OccurrenceCause(StrEnum):
 
     CLOCK = "clock"
     MANUAL = "manual"
-    FORCE = "force"  # manually, even while another occurrence runs, and without its gate
+    FORCE = "force"  # manually, even while another occurrence is running, and without its gate
 
 
 class Occurrence(Struct, frozen=True, kw_only=True):
@@ -352,7 +352,7 @@ def check_gate(gate: ScheduleGate) -> None:
         )
     if not GATE_TIMEOUT_MS_MIN <= gate.timeout_ms <= GATE_TIMEOUT_MS_MAX:
         raise ScheduleGateInvalid(
-            because=f"timeout_ms must be {GATE_TIMEOUT_MS_MIN} to {GATE_TIMEOUT_MS_MAX}",
+            because=f"timeout_ms must be from {GATE_TIMEOUT_MS_MIN} to {GATE_TIMEOUT_MS_MAX}",
             try_this=f"set timeout_ms = {GATE_TIMEOUT_MS}",
         )
     for label, values, count_max in (
@@ -362,7 +362,7 @@ def check_gate(gate: ScheduleGate) -> None:
     ):
         if len(values) > count_max:
             raise ScheduleGateInvalid(
-                because=f"it has {len(values)} {label}, and the limit is {count_max}", try_this=f"remove some {label}"
+                because=f"it has {len(values)} {label}, but the limit is {count_max}", try_this=f"remove some {label}"
             )
     if "*" in gate.domains:
         raise ScheduleGateInvalid(

@@ -3,7 +3,7 @@
     agent:ada:main                             all direct messages to ada, with the scope `main`
     agent:ada:direct:maria                     one person, on any platform
     agent:ada:telegram:direct:42               one person on one platform
-    agent:ada:telegram:work:direct:42          one person at one of the server's accounts there
+    agent:ada:telegram:work:direct:42          one person on one of the server's accounts there
     agent:ada:telegram:group:-100              a group, optionally followed by :topic:N or :thread:ID
     agent:ada:slack:channel:c042               a channel, likewise
     agent:ada:cron:JOB, agent:ada:cron:JOB:run:ID
@@ -98,8 +98,8 @@ def direct_key(
     """Return the session key of a direct message to an agent.
 
     `links` maps the name of a person to their platform ids, as `PLATFORM:ID`. The name replaces a
-    linked id in the key. So with the scope `per-peer`, all direct messages of that person share a
-    session, on every platform.
+    linked id in the key. With the scope `per-peer`, all direct messages of that person therefore share
+    a session, on every platform.
     """
     agent = agent.casefold()
     if scope is DmScope.MAIN:

@@ -225,7 +225,7 @@ class SettingsFileTooLarge(TooLarge):
         super().__init__(
             "the settings file would be too large",
             because=f"the limit is {bytes_max:,} bytes",
-            try_this="move a part into another file, and `include` that file",
+            try_this="move part of it into another file, and `include` that file",
         )
 
 
@@ -255,7 +255,7 @@ class PermissionDenied(NotAllowed):
 
 
 class DelegationRefused(NotAllowed):
-    """An agent may not delegate to this agent, or the maximum delegation depth is reached.
+    """An agent may not delegate to this agent, or the maximum delegation depth has been reached.
 
     `setting` is the setting that decides.
     """

@@ -1,8 +1,8 @@
 """Slash commands: messages to the server itself, written in a conversation. No model reads them.
 
 Most commands must be a whole message. Two kinds may also be part of a message. A directive applies to that message
-only, and is removed before the agent reads the message. The server answers a shortcut, separately from the rest
-of the message.
+only, and is removed before the agent reads the message. A shortcut is answered by the server, separately from the
+rest of the message.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ SUMMARIES = {
     CommandName.WHOAMI: ("/whoami", "show who you are on this server"),
     CommandName.NEW: (
         "/new [MODEL] [WORDS]",
-        "reset the context, choose MODEL if given, and answer WORDS",
+        "reset the context, switch to MODEL if given, and send WORDS to the agent",
     ),
-    CommandName.RESET: ("/reset [WORDS]", "reset the context, and keep WORDS in it"),
+    CommandName.RESET: ("/reset [WORDS]", "reset the context; WORDS become the first message of the new context"),
     CommandName.STOP: ("/stop", "stop the current run, and discard waiting messages"),
     CommandName.ABORT: ("/abort", "same as /stop"),
     CommandName.COMPACT: (
@@ -208,7 +208,7 @@ class SkillCommand(Struct, frozen=True, kw_only=True):
 
 
 def parse_commands(text: str) -> ParsedCommands | None:
-    """Parse the commands in a text. Returns None if the text is a plain message.
+    """Parse the commands in a message. Returns None if it contains no commands.
 
     `//text` is a plain message that begins with a slash. A path (`/etc/hosts`) is plain text too: a command is one
     word.

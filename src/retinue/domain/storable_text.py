@@ -35,7 +35,7 @@ def escape_markup(text: str) -> str:
 
 
 def truncate_bytes(text: str, bytes_max: int) -> str:
-    """Truncate a text to at most `bytes_max` bytes of UTF-8, with a notice of how much was cut."""
+    """Truncate text to at most `bytes_max` bytes of UTF-8, with a notice of how much was cut."""
     encoded = text.encode()
     if len(encoded) <= bytes_max:
         return text

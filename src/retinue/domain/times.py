@@ -30,7 +30,7 @@ _ABSOLUTE = re.compile(
     r"(Z|[+-][0-9]{2}(?::?[0-9]{2}(?::[0-9]{2})?)?)?"
 )
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*")
-# Files in the zone directory that are no zones: `right/` counts leap seconds, the others can change.
+# Files in the zone directory that are not zones: `right/` counts leap seconds, the others can change.
 _NOT_A_ZONE = frozenset({"right", "posix", "posixrules", "localtime", "Factory"})
 
 

@@ -150,7 +150,7 @@ class ScheduleIntervalInvalid(Invalid):
     def __init__(self, every_s: float, *, every_s_min: float, every_s_max: float) -> None:
         super().__init__(
             f"invalid interval for a schedule: {every_s} seconds",
-            because=f"it must be {every_s_min} to {every_s_max} seconds",
+            because=f"it must be from {every_s_min} to {every_s_max} seconds",
             try_this="set an interval such as every_s = 3600",
         )
 
@@ -169,15 +169,15 @@ class ScheduleNeverOccurs(Invalid):
 
 
 class ScheduleTextMissing(Invalid):
-    """A schedule has neither a text nor a gate."""
+    """A schedule has neither text nor a gate."""
 
     code = "schedule.empty"
 
     def __init__(self) -> None:
         super().__init__(
             "this schedule has no text",
-            because="a schedule needs a text, or a gate whose output becomes the text",
-            try_this="set a text or a gate",
+            because="a schedule needs text, or a gate whose output becomes the text",
+            try_this="set the text or a gate",
         )
 
 

@@ -1,8 +1,8 @@
 """Cancels a dry run at a safe point, so that no temporary files remain.
 
 An exception in a signal handler could end a task that no code awaits, or be lost in a destructor.
-So the handler only records the signal, and the dry run checks for a recorded signal between two
-steps.
+The handler therefore only records the signal, and the dry run checks for a recorded signal between
+two steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the real engine on a copy of the store, in simulated time that advances when every task waits."""
+"""Runs the real engine on a copy of the store, in simulated time that advances when every task is waiting."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
 class AgentDirectoryDefaults(AgentDefaults):
     """Agent defaults in which each workspace is the copy of the agent's directory.
 
-    So no agent works in a folder of the owner.
+    This way, no agent works in a folder of the owner.
     """
 
     def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:

@@ -25,7 +25,7 @@ from retinue.store.maintenance.backup import STORE, copy_store
 from retinue.store.open_store import prepare_sqlite, stored_revision
 
 FOLDER_PREFIX = "retinue-dry-run-"
-SPACE_FACTOR = 1.5  # factor: size of the copy and the simulated data, relative to the store
+SPACE_FACTOR = 1.5  # size of the copy with the simulated data, as a multiple of the store
 ROWS_PER_BATCH = 1_000
 DERIVED_TABLES = frozenset({"record_chunks"})  # derived tables, which the server fills if they are empty
 

@@ -166,7 +166,7 @@ def build_report(
     ]
     if ENVELOPE_LABEL in by_schedule:
         runs_text = format_quantity(by_schedule[ENVELOPE_LABEL].totals.runs, "run")
-        notes = [*notes, f"{runs_text} for messages that were sent for a later time"]
+        notes = [*notes, f"{runs_text} for messages that were sent with a later delivery time"]
     return DryRunReport(
         data_directory=str(settings.home),
         start=_format_time(plan.start, zone),

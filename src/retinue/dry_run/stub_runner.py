@@ -58,7 +58,7 @@ class StubRunner:
             await self._clock.sleep(estimate.seconds)
             return Reply(text=SILENT_REPLY, model=str(facts.ref), usage=usage, provider=facts.ref.provider)
 
-        # One model call with the cost of the whole run: then a budget refuses a run that would exceed it.
+        # One model call with the cost of the whole run, so that a budget refuses a run that would exceed it.
         price = None if facts.price is None else Price(call=facts.price.cost_microusd(usage))
         terms = ModelCallReservationRequest(ref=facts.ref, price=price, limits=caps)
         await journal.call_model(turn, reply, request=terms)

@@ -220,7 +220,7 @@ def _switch_target(
     """Return the session and the agent to which a switch moves the person."""
     if not session.origin.kind.is_foreground or run.lineage is not None or run.sender.kind not in PERSON_KINDS:
         raise SwitchWithoutPerson
-    # With restricted level, so that even the owner moves only within their own conversations.
+    # At restricted level, so that even the owner moves only within their own conversations.
     who = Principal(address=run.sender, level=PermissionLevel.RESTRICTED, trust=Trust.PERSON)
     back = message.recipient.casefold() == agent_switch.BACK
     if back:
@@ -246,7 +246,7 @@ def _delegating_session(tx: Transaction, run: Run, session: Session) -> SessionI
 
 
 def _delegation_of_run(tx: Transaction, run: Run, session: Session) -> Delegation | None:
-    """Return the delegation that this run works on, or the delegation for which its session was created.
+    """Return the delegation that this run is working on, or the delegation for which its session was created.
 
     An earlier message from another agent into the same session does not count.
     """

@@ -29,7 +29,7 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import records, sessions
 
 BACK = "back"
-# Keys in a session's `core` attributes: the session that the last person to switch came from.
+# Keys in a session's `core` attributes: the session from which a person last switched to this one.
 PREVIOUS_SESSION_KEY = "came_from"
 FORMER_PREVIOUS_SESSION_KEY = "cameFrom"  # stored by an earlier version
 SUMMARY_BYTES_MAX = 4_096
@@ -166,7 +166,10 @@ def _build_last_reply(
 def _confirm_switch(tx: Transaction, draft: EnvelopeDraft, session: Session, target: Session) -> str:
     emit_switched(tx, draft.sender, session, target)
     if draft.sender.kind is AddressKind.CHANNEL:
-        return f"{target.agent} got your message and answers here. Your next messages here still go to {session.agent}."
+        return (
+            f"{target.agent} got your message and will answer here. "
+            f"Your next messages here still go to {session.agent}."
+        )
     return f"You are now talking to {target.agent}, in the session {short_id(target.id)}."
 
 

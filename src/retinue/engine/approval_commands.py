@@ -21,7 +21,7 @@ from retinue.store.runs import approvals
 from retinue.text.answer_options import DENY, AnswerOption, channel_question_id, find_option_by_number
 
 ID_SHOWN_MAX = 40
-OPEN_READ_MAX = 200  # open approvals read, to find those of one channel
+OPEN_READ_MAX = 200  # open approvals read to find those of one channel
 
 _SCOPES = {
     "allow": GrantScope.ONCE,

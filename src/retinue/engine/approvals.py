@@ -59,11 +59,11 @@ from retinue.text.approval_text import PERMISSIONS_SHOWN_MAX, format_question, s
 from retinue.text.approval_text import shorten_reason as in_words
 
 ESCALATED_PER_COMMIT_MAX = 100
-SESSIONS_READ_MAX = 20  # sessions read, to find the latest one of a person who may decide
+SESSIONS_READ_MAX = 20  # sessions read to find the latest session of a person who may decide
 COMMENT_LENGTH_MAX = 2_000  # characters of the comment on a decision
 OPEN_IN_SESSION_MAX = 20  # open permission requests
 RECORDS_READ_MAX = 200  # records read to find who writes in a channel, or the trust of a context
-OTHER_AGENT_GRANT_S = 86_400.0  # lifetime of a grant to another agent than the requesting one, unless permanent
+OTHER_AGENT_GRANT_S = 86_400.0  # lifetime of a grant to an agent other than the requesting one, unless permanent
 
 
 # --- requesting an approval ---
@@ -598,8 +598,8 @@ def _store_grants(
 ) -> str:
     """Store a grant if the decision lasts longer than one call. Returns a sentence about the grant, or an empty string.
 
-    A permission that an agent requested without a call is granted at least for the session. For
-    another agent, it is granted at least for a day.
+    A permission that an agent requested without a call is granted at least for the session. If the
+    agent requested it for another agent, it is granted to that agent for a day or permanently.
     """
     if scope is GrantScope.ONCE and approval.calls:
         return ""

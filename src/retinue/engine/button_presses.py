@@ -38,7 +38,7 @@ from retinue.text.answer_options import CHOICE_PREFIX, AnswerOption, find_option
 
 log = logging.getLogger(__name__)
 
-CONCURRENT_REPLIES_MAX = 20  # concurrent replies; more presses than that get no reply
+CONCURRENT_REPLIES_MAX = 20  # concurrent replies; further presses get no reply
 REPLY_TIMEOUT_S = 10.0
 NOT_ALLOWED = "You cannot decide this."
 YES_OPTION = f"{CHOICE_PREFIX}0"  # the first of the two options
@@ -53,7 +53,7 @@ class PressResult(Struct, frozen=True):
 
 
 class ButtonPresses:
-    """Handles button presses from connectors, and replies to them if the platform can."""
+    """Handles button presses from connectors, and replies to them if the platform supports it."""
 
     def __init__(
         self, store: Store, clock: Clock, wake: Callable[[Wake], None], connectors: Mapping[str, Connector]

@@ -190,8 +190,8 @@ def _may_write(
 ) -> bool:
     """Return whether the run may delegate work to the chosen session.
 
-    It always may if that session descends from the session of the run. Otherwise the owner must
-    allow it for the agent, and the run principal must be able to see that session.
+    This is always allowed if that session descends from the session of the run. Otherwise the owner
+    must allow it for the agent, and the run principal must be able to see that session.
     """
     target = agents.find(tx.conn, chosen.agent)
     return (
@@ -279,12 +279,12 @@ def _request_context(request: DelegationRequest) -> EnvelopeContext:
 def _status(tx: Transaction, delegation: Delegation) -> DelegationStatus:
     """Return the status of a delegation.
 
-    If the result has arrived, its envelope is settled, because the call returns it. If the wait has
-    expired, it is ended.
+    If the result has arrived, its envelope is settled, because the call returns it. An expired wait
+    is ended.
     """
     is_started = delegation.kind in SUBAGENT_DELEGATIONS and delegation.started_at is not None
     if is_started or delegation.kind is DelegationKind.BACKGROUND:
-        # No call returns the result, so it is read as a message, also when the call is repeated.
+        # No call returns the result, so it is read as a message, even if the call is repeated.
         return DelegationStatus(delegation=delegation)
     if not delegation.state.is_open:
         return _collect(tx, delegation)
@@ -292,7 +292,7 @@ def _status(tx: Transaction, delegation: Delegation) -> DelegationStatus:
         return DelegationStatus(delegation=delegation)
     delegations.release_delegation(tx.conn, delegation.id)
     if delegation.kind is DelegationKind.EXTERNAL:
-        # Only this run could use the answer. A later one counts as an unrequested message.
+        # Only this run could use the answer. A later answer counts as an unrequested message.
         waited_s = (delegation.wait_until - delegation.created_at).total_seconds()
         because = f"no answer came within {waited_s:g} seconds"
         end_delegation(tx, delegation, DelegationState.FAILED, because=because, result=None)

@@ -107,7 +107,7 @@ class Engine(Protocol):
         ...
 
     def slot_status(self) -> SlotStatus:
-        """Return how many slots are in use, and which lanes wait."""
+        """Return how many slots are in use, and which lanes are waiting."""
         ...
 
     def agent_changed(self, name: str, concurrency: int | None) -> None:
@@ -506,7 +506,7 @@ class EmbeddedEngine:
         lane.task = asyncio.create_task(self._run_lane(lane))
 
     async def _run_lane(self, lane: _Lane) -> None:
-        """Work on a lane until nothing is due in it, or until another lane waits for its slot."""
+        """Work on a lane until nothing is due in it, or until another lane is waiting for its slot."""
         wake = lane.wake
         more = False
         try:

@@ -305,7 +305,7 @@ class QuestionnaireRecipientGone(Conflict):
 
     def __init__(self) -> None:
         super().__init__(
-            "the answers have no recipient any more",
+            "the answers no longer have a recipient",
             because="the conversation of the questionnaire, or its agent, was deleted",
             try_this="cancel the questionnaire",
         )

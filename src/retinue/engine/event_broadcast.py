@@ -15,13 +15,13 @@ from retinue.domain.ids import RunId, SessionId
 
 DELTAS_QUEUED_MAX = 1000
 PARTIAL_CHARS_MAX = 1_000_000
-NESTED_CHARS_MAX = 20_000  # shown for the run behind a waiting call
+NESTED_CHARS_MAX = 20_000  # shown of a run that a tool call is waiting for
 NESTED_CALLS_MAX = 100
 NOTIFY_DELAY_S = 0.02
 
 
 class PartialReply(Struct):
-    """The text that was streamed so far for one attempt at a model reply."""
+    """The text that has been streamed so far for one attempt at a model reply."""
 
     session: SessionId
     run: RunId
@@ -32,7 +32,7 @@ class PartialReply(Struct):
 
 
 class NestedRun(Struct):
-    """A run that a tool call waits for, and a preview of its output. The preview is limited in size."""
+    """A run that a tool call is waiting for, and a preview of its output. The preview is limited in size."""
 
     session: SessionId
     call: str
@@ -102,7 +102,7 @@ class EventBroadcast:
                 self._notify_soon(watcher)
 
     def add_nested_run(self, nested_run: NestedRun) -> None:
-        """Also send a run's output to subscribers of the session whose tool call waits for the run."""
+        """Also send a run's output to subscribers of the session whose tool call is waiting for the run."""
         self._nested_runs[nested_run.run] = nested_run
 
     def nested_runs(self) -> list[NestedRun]:

@@ -162,7 +162,7 @@ def _build_reply(
     before = schedules.get_heartbeat_text(tx.conn, schedule.id)
     if before is not None and before[0] == hash_ and tx.at_ms - before[1] < REPEAT_SUPPRESSED_S * 1000:
         at = from_ms(before[1]).isoformat(timespec="seconds")
-        return HeartbeatReply(None, f"its text is the same as at {at}, which was delivered then")
+        return HeartbeatReply(None, f"its text is the same as that of the reply delivered at {at}")
     schedules.set_heartbeat_text(tx, schedule.id, hash_)
     text = "\n\n".join((alert, *(f"[{remark}]" for remark in remarks)))
     return HeartbeatReply(replace(answer, text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX)), "answered")

@@ -1,7 +1,8 @@
 """Sends text of a run to a channel before the answer, and removes that text from the answer.
 
-The text of a model reply with tool calls becomes an envelope in the commit that closes its step. So
-the text is stored before it reaches a channel, and is sent only once, even if the run is resumed.
+The text of a model reply with tool calls becomes an envelope in the commit that closes its step.
+The text is therefore stored before it reaches a channel, and is sent only once, even if the run is
+resumed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[P
 
 
 def flush_held_reply(tx: Transaction, claim: ClaimedRun) -> tuple[Wake, ...]:
-    """Send the reply that block mode still holds back, because the answer or a question follows it."""
+    """Send the reply that block mode is still holding back, because the answer or a question follows it."""
     if (
         claim.reply_delivery is None
         or claim.reply_delivery.stream is not StreamMode.BLOCKS

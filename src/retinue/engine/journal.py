@@ -229,7 +229,7 @@ class RunJournal:
     ) -> ToolResult:
         step = self._open_steps.pop((turn, index), None)
         if step is not None and not repeatable:
-            # Its end is unknown. Reporting that is better than performing it twice.
+            # It is unknown how the call ended. Reporting that is better than performing it twice.
             result = interrupted_result(call.id, call.tool)
             self._add_step_result(replace(step, state=StepState.INTERRUPTED), _result_or_note(result, stored=is_late))
             return result
@@ -258,9 +258,9 @@ class RunJournal:
         return result
 
     def _pending_s_left(self) -> float:
-        """Return for how many seconds the results that are not stored yet may still wait.
+        """Return how many more seconds the results that are not stored yet may wait.
 
-        If the wall clock was set back, they may not wait longer.
+        If the wall clock was set back, they may not wait any longer.
         """
         if not self._pending:
             return PENDING_S_MAX

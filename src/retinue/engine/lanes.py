@@ -1,6 +1,6 @@
 """Decides which lane gets the next free slot.
 
-All of this is kept in memory only.
+The queue is kept in memory only.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class SlotLimits(Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(Struct, frozen=True):
-    """Which slots are in use, and which lanes wait for a slot."""
+    """Which slots are in use, and which lanes are waiting for a slot."""
 
     slots: Mapping[LaneKind, tuple[int, int]]  # (in use, total)
     waiting_lanes: Mapping[SessionId, LaneKind]
 
 
 class LaneQueue:
-    """The lanes that wait for a slot.
+    """The lanes that are waiting for a slot.
 
     The lanes of an agent are first in, first out. Free slots rotate among agents and lane kinds.
     The queue is limited in size. If a lane does not fit, it is dropped and `has_overflowed` is set.
@@ -69,7 +69,7 @@ class LaneQueue:
         return len(self._waiting_sessions)
 
     def slot_status(self) -> SlotStatus:
-        """Return how many slots are in use, and which lanes wait for a slot."""
+        """Return how many slots are in use, and which lanes are waiting for a slot."""
         waiting = (wakes for by_agent in self._waiting.values() for wakes in by_agent.values())
         return SlotStatus(
             slots={kind: (self._used[kind], self._limits.limit_for(kind)) for kind in LaneKind},
@@ -81,7 +81,7 @@ class LaneQueue:
         self._limits = limits
 
     def push(self, wake: LaneWake) -> None:
-        """Add a lane to the queue. A lane that already waits keeps its position."""
+        """Add a lane to the queue. A lane that is already waiting keeps its position."""
         if wake.session in self._waiting_sessions:
             return
         if len(self._waiting_sessions) >= self._waiting_max:
@@ -129,7 +129,7 @@ class LaneQueue:
             del self._used_by_agent[agent]
 
     def is_contended(self, wake: LaneWake) -> bool:
-        """Return whether another lane, of the same lane kind or the same agent, waits for this lane's slot."""
+        """Return whether another lane, of the same lane kind or the same agent, is waiting for this lane's slot."""
         if not self._waiting_sessions:
             return False
         for kind, by_agent in self._waiting.items():

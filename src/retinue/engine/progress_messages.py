@@ -1,6 +1,6 @@
 """Sends progress messages to a person who asked for them: tool calls, their results and the model's thinking.
 
-Each message is an envelope in the commit of the step that it describes. So it is sent only once, even if the run is
+Each message is an envelope in the commit of the step it describes, so it is sent only once, even if the run is
 resumed.
 """
 

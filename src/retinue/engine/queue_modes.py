@@ -18,7 +18,7 @@ from retinue.domain.run import RunRequest
 from retinue.domain.session import BATCH_MAX, QueueMode, QueuePolicy, WhenBusy
 from retinue.domain.trust import Trust
 
-DEBOUNCE_WAITS_MAX = 10  # multiples of the debounce time that the first message waits at most
+DEBOUNCE_WAITS_MAX = 10  # maximum wait of the first message, in multiples of the debounce time
 SINGLE_RUN_KINDS = frozenset(
     {EnvelopeKind.DECISION, EnvelopeKind.DELEGATION, EnvelopeKind.JOB}
 )  # each gets its own run
@@ -65,7 +65,7 @@ def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
 
 
 def debounce_left_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -> float:
-    """Return how many seconds a lane still waits for more messages before it starts a run.
+    """Return how many more seconds a lane waits for more messages before it starts a run.
 
     The lane waits until no message has arrived for the queue's debounce time. The first message
     never waits longer than `DEBOUNCE_WAITS_MAX` debounce times.

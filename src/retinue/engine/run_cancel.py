@@ -54,8 +54,8 @@ def cancel_runs(
     """Cancel the open runs of a session and of all sessions that it started, directly or indirectly.
 
     Scheduled envelopes are not cancelled. With `only_for_newer`, nothing happens unless a newer
-    envelope is due (queue mode interrupt). With `reset`, the context is also reset, and the new
-    context starts with this text.
+    envelope is due (queue mode `interrupt`). With `reset`, the context is also reset, and the new
+    context starts with that text.
     """
     tx = Transaction(conn, now_ms)
     if only_for_newer and not _is_newer_due(tx, session_id):
@@ -108,7 +108,7 @@ def cancel_runs_in(
             # Also approvals that an earlier run requested and did not wait for.
             approvals.close_in_session(conn, session.id, at_ms=tx.at_ms)
         if clear_due or (id_ != session_id and not only_for_newer):
-            # A subagent that still waits for a slot is stopped like the others.
+            # A subagent that is still waiting for a slot is stopped like the others.
             counted, cancel_wakes = _cancel_due(tx, session, by=by, reason=reason, only_delegations=not clear_due)
             cleared += counted
             wakes += cancel_wakes
@@ -120,7 +120,7 @@ def cancel_runs_in(
 
 
 def cancel_for_newer(tx: Transaction, session: Session, run: Run) -> tuple[Wake, ...]:
-    """Cancel a suspended run, which has no worker, because a newer envelope is due (queue mode interrupt)."""
+    """Cancel a suspended run, which has no worker, because a newer envelope is due (queue mode `interrupt`)."""
     return _cancel_run(tx, session, run, by="server", reason=NEWER_ENVELOPE)
 
 

@@ -63,7 +63,7 @@ class ClaimSettings(Struct, frozen=True, kw_only=True):
     """The settings and functions that every claim uses."""
 
     zone: ZoneInfo
-    server_started_ms: int  # when the server started; an older envelope waited through a stop
+    server_started_ms: int  # when the server started; an older envelope waited while it was stopped
     approval_settings: Callable[[], ApprovalSettings] = ApprovalSettings
     defaults: Callable[[], AgentDefaults] = built_in_agent_defaults
     session_settings: Callable[[], SessionSettings] = plain_sessions
@@ -380,7 +380,7 @@ def _resume_suspended(tx: Transaction, session: Session, agent: Agent, run: Run)
     waits_for = {approval.id for approval in asked if not approval.is_released}
     awaited = delegations.list_awaited(conn, run.id)
     outstanding = [delegation for delegation in awaited if delegation.state.is_open]
-    # Decisions sort first, so this page holds all of them however much is due behind.
+    # Decisions sort first, so this page holds all of them, however many envelopes are due after them.
     due = envelopes.list_due(conn, session.id, tx.at_ms, limit=DUE_READ_MAX)
     first = [e for e in due if e.kind is EnvelopeKind.DECISION]
     decided = [e for e in first if e.context.approval in waits_for]
@@ -452,7 +452,7 @@ def _resume_interrupted(
             RunStatus.FAILED,
             Outcome.INTERRUPTED,
             because="daemon-stopped" if crashed else "store-failed",
-            text=f"{what} while I worked on this. I did not start again: send it again if you still want it.",
+            text=f"{what} while I was working on this. I did not start again: send it again if you still want it.",
             note=f"{what} during this run; it was not resumed.",
         )
         return NothingClaimed(wakes, look_again=True)

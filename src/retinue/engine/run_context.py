@@ -34,7 +34,7 @@ class ClaimedRun(Struct, frozen=True, kw_only=True):
     stored_calls: tuple[Call, ...] = ()
     delegating_agents: tuple[
         Agent, ...
-    ] = ()  # agents that delegated this run, the first one first; their rules apply too
+    ] = ()  # agents that delegated this run, in order of delegation; their rules apply too
     speakers: tuple[Address, ...] = ()  # message authors, if the channel may be shared by several people
     requesters: tuple[Requester, ...] = ()  # the people for whom the run acts
     new_records: tuple[Record, ...] = ()  # records that the claim appended

@@ -176,7 +176,7 @@ def _build_answer(
     elif not answerable_envelopes:
         to, reply_to = _report_address(tx, claim)
     elif answerable_envelopes[0].kind is EnvelopeKind.DELEGATION:
-        # A call may wait for it, so an empty result says that there is nothing to say.
+        # A call may be waiting for it, so an empty result says that there is nothing to say.
         delegation = delegations.get(tx.conn, answerable_envelopes[0].id)
         to, reply_to = (
             (answerable_envelopes[0].sender, answerable_envelopes[0].id)
@@ -214,7 +214,7 @@ def _build_answer(
         text=text,
         source="run",
         idempotency_key=f"{claim.run.id}/answer",
-        # A report on delegated work answers nothing: the person was answered when the work started.
+        # A report on delegated work is not an answer: the person was answered when the work started.
         kind=EnvelopeKind.ANSWER if answerable_envelopes else EnvelopeKind.MESSAGE,
         context=session_exchange.first_answer_context(tx, delegation)
         if delegation is not None

@@ -47,7 +47,7 @@ from retinue.store.sessions import records, sessions
 log = logging.getLogger(__name__)
 
 SynthesizeVoice = Callable[[str, bool], Awaitable[tuple[str, Attachment | None]]]
-"""Makes a voice message from an answer. The second argument is whether the answer is to a voice message.
+"""Makes a voice message from an answer. The second argument is whether the answer replies to a voice message.
 
 Returns the text to show, and the voice message or None.
 """
@@ -136,7 +136,7 @@ class RunWorker:
         return ended
 
     async def _show_nested(self, claim: ClaimedRun) -> None:
-        """If a call waits for this run, show the run's activity to subscribers of that call's session."""
+        """If a call is waiting for this run, show the run's activity to subscribers of that call's session."""
         asked = await self._store.read(partial(delegations.get, id_=claim.envelopes[0].id))
         if asked is not None and asked.wait_until is not None:
             self._broadcast.add_nested_run(

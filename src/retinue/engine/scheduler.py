@@ -113,7 +113,7 @@ class Scheduler:
         self._gate_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Queue gates again that a crash interrupted, and set the owner's zone for schedules without a time zone."""
+        """Requeue the gates that a crash interrupted, and set the owner's zone for schedules without a time zone."""
         if not await self._store.read(schedules.count):
             return
         await self._store.write(schedules.reset_gates, point="clock")
@@ -227,7 +227,7 @@ def _skip_reason(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence
     """Return why a due occurrence is skipped, or an empty string."""
     late_s = (tx.at_ms - to_ms(occurrence.at)) // 1000
     if occurrence.cause is OccurrenceCause.CLOCK and late_s > LATENESS_S_MAX and not stored.schedule.runs_late:
-        return f"missed: the server was not running at this time, and continued {format_duration(late_s)} later"
+        return f"missed: the server was not running at this time, and was running again {format_duration(late_s)} later"
     return (
         overlap_reason(tx.conn, stored.id) or skip_reason(tx, stored, occurrence)
         if occurrence.cause is not OccurrenceCause.FORCE
@@ -396,7 +396,7 @@ def _update_session(tx: Transaction, schedule: Schedule, session: Session, text:
         if attributes != session.attributes:
             sessions.set_attributes(tx.conn, session.id, attributes, at_ms=tx.at_ms)
             tx.emit(EventKind.SESSION_CHANGED, session=session.id)
-        # A session with a suspended run sleeps too, and must not be reset.
+        # A session with a suspended run is asleep too, and must not be reset.
         idle = session.activity is SessionActivity.SLEEPING and runs.get_open(tx.conn, session.id) is None
         if schedule.place is ScheduleSession.FRESH and idle and session.record_seq > session.context_start_seq:
             mark_reset(tx, session.id, because="each occurrence of its schedule resets the context")

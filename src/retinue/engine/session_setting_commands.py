@@ -196,8 +196,8 @@ _LEVEL_TEXTS: dict[CommandName, dict[str, str]] = {
     },
     CommandName.ELEVATED: {
         Elevation.OFF: "Commands run in the sandbox.",
-        Elevation.ON: "Commands run on the host, with approval where its rules require it.",
-        Elevation.ASK: "Commands run on the host, with approval where its rules require it.",
+        Elevation.ON: "Commands run on the host, with approval where the rules require it.",
+        Elevation.ASK: "Commands run on the host, with approval where the rules require it.",
         Elevation.FULL: "Commands run on the host, without approval.",
     },
     CommandName.USAGE: {
@@ -276,7 +276,7 @@ def store_sending(tx: Transaction, session: Session, send: bool | None) -> None:
 def sending_text(options: SessionOptions) -> str:
     match options.send:
         case None:
-            return "as the rules of the server say"
+            return "according to the rules of the server"
         case True:
             return "on, whatever the rules say"
         case False:

@@ -271,7 +271,7 @@ def execute_commands(
     to = get_answer_address(draft.sender, origin=session.origin)
     answer = EnvelopeId(derive_id(draft.id, "answer")) if to is not None else None
     because = f"the server answered /{word}"
-    # settle first, so that it does not count as due
+    # settle the command first, so that it does not count as due
     _settle_command(tx, draft, session, Outcome.ANSWERED, because, answer=answer)
     done = _CommandReply("")
     for command in commands:
@@ -416,7 +416,7 @@ def _execute_command(command: SlashCommand, command_context: _CommandContext) ->
             return _CommandReply(status_commands.stopped_text(done, session.id), done)
         case CommandName.RESET:
             done = cancel_runs_in(tx, session.id, by=str(command_context.draft.sender), reason="/reset", reset=rest)
-            kept = " Your text is kept in it." if rest else ""
+            kept = " The new context starts with your text." if rest else ""
             return _CommandReply(f"The context was reset.{kept}", done)
         case CommandName.NEW:
             return _execute_new(command, command_context)
@@ -505,7 +505,7 @@ def _execute_compact(command: SlashCommand, command_context: _CommandContext) ->
         context=context,
     )
     return _CommandReply(
-        "Compacting this conversation. You get a message when it is done.",
+        "Compacting this conversation. You will get a message when it is done.",
         wakes=list(accept_in_transaction(command_context.tx, envelope).wakes),
     )
 

@@ -48,7 +48,7 @@ class CachedTranscript(Struct):
     size_bytes: int = 0
     counted_records: int = 0  # number of records included in `size_bytes`
     trust: Trust = Trust.PRIVATE  # least trust among the records checked so far
-    trust_checked_records: int = 0  # number of records checked, from the first on
+    trust_checked_records: int = 0  # number of records checked, counted from the first
 
     def least_trust(self) -> Trust:
         """Return the least trust of any record in the context. Only records added since the last call are checked."""

@@ -1,6 +1,6 @@
 """Accepts envelopes: checks them, finds their session or recipient, and stores them.
 
-Every envelope takes this path: messages of people, agents and schedules, and the server's own
+Every envelope takes this path: messages from people, agents and schedules, and the server's own
 answers.
 """
 
@@ -120,7 +120,7 @@ Wake = LaneWake | ChannelWake | TimerWake
 
 
 class SlotReservation(Protocol):
-    """A slot, the right to execute one run, that is reserved for an envelope while it is accepted.
+    """A slot (the right to execute one run) that is reserved for an envelope while it is being accepted.
 
     If the lane of its session is idle, the commit that stores the envelope also starts its run.
     """
@@ -178,7 +178,7 @@ class EnvelopeIntake:
             asked = read_command(words)
             if asked is None and draft.sender.kind is AddressKind.CHANNEL:
                 asked = parse_number(words)
-            # A command at the beginning of an untrusted text is refused. Elsewhere in the text it is
+            # A command at the beginning of untrusted text is refused. Elsewhere in the text it is
             # plain text.
             if asked is not None and (asked.has_leading_slash or draft.trust in COMMAND_TRUSTS):
                 done = await self._command(draft, asked)
@@ -274,7 +274,7 @@ def check_draft(draft: EnvelopeDraft) -> None:
 
 
 def _check_text(text: str) -> None:
-    # Count characters first: encoding a text that is too long anyway would double its memory.
+    # Count characters first: encoding text that is too long anyway would double its memory.
     size = len(text) if len(text) > ENVELOPE_TEXT_BYTES_MAX else len(text.encode(errors="surrogatepass"))
     if size > ENVELOPE_TEXT_BYTES_MAX:
         raise EnvelopeTextTooLarge(size, bytes_max=ENVELOPE_TEXT_BYTES_MAX)
@@ -318,7 +318,9 @@ def accept(
 def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope) -> AcceptResult:
     same = seen.text == draft.text and seen.sender == draft.sender and seen.kind is draft.kind
     if not same or seen.attachments != draft.attachments or not _is_same_recipient(seen.recipient, draft.recipient):
-        raise KeyReused(draft.idempotency_key, because=f"envelope {short_id(seen.id)} has this key and other content")
+        raise KeyReused(
+            draft.idempotency_key, because=f"envelope {short_id(seen.id)} has this key but different content"
+        )
     ended = envelopes.get_outcome(conn, seen.id)
     receipt = Receipt(
         envelope=seen.id,
@@ -332,11 +334,11 @@ def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope)
 
 
 def resolve_purged_duplicate(draft: EnvelopeDraft, gone: purge.PurgedKey) -> AcceptResult:
-    """Do the same as `resolve_duplicate` for a purged envelope, of which only the key and a hash are left."""
+    """Do the same as `resolve_duplicate` for a purged envelope, which has only its key and a hash left."""
     if gone.content_hash != purge.content_hash(draft) or not _is_same_recipient(gone.recipient, draft.recipient):
         raise KeyReused(
             draft.idempotency_key,
-            because=f"envelope {short_id(gone.envelope)} had this key and other content, and was purged since",
+            because=f"envelope {short_id(gone.envelope)} had this key but different content, and has since been purged",
         )
     receipt = Receipt(
         envelope=gone.envelope,
@@ -439,7 +441,7 @@ def _to_person(tx: Transaction, draft: EnvelopeDraft, *, strict: bool) -> Accept
     if _is_future(tx, draft):
         _insert(tx, draft, session=None, recipient=recipient)
         return AcceptResult(_build_receipt(tx, draft), (TimerWake(),))
-    # Stored in the sender's session, so that clients which watch this session see the answer arrive.
+    # Stored in the sender's session, so that clients watching this session see the answer arrive.
     because = _make_delivered_reason(found.name)
     seq = _insert(
         tx,
@@ -458,7 +460,7 @@ def _make_delivered_reason(person: str) -> str:
 
 
 def deliver_due(tx: Transaction) -> None:
-    """Put the due envelopes to people into their inboxes, at most `DELIVERED_BATCH_MAX` per commit."""
+    """Put due envelopes for people into their inboxes, at most `DELIVERED_BATCH_MAX` per commit."""
     for envelope in envelopes.list_due_for_people(tx.conn, tx.at_ms, limit=DELIVERED_BATCH_MAX):
         session = envelope.sender.session
         envelopes.set_session(tx.conn, envelope.id, session)
@@ -601,7 +603,7 @@ def find_session(conn: sa.Connection, draft: EnvelopeDraft, agent: Agent) -> Ses
 def _apply_queue_cap(
     tx: Transaction, draft: EnvelopeDraft, agent: Agent, session: Session
 ) -> tuple[str, tuple[Wake, ...]]:
-    """Apply the overflow rule of a session whose queue is full, after an envelope was added.
+    """Apply the overflow rule of a session if its queue is too long after an envelope was added.
 
     The new or the oldest envelope gets the outcome `refused`, and its sender is notified. Answers and
     notices do not count: a refused answer would leave the agent that asked waiting. Returns the
@@ -611,12 +613,12 @@ def _apply_queue_cap(
     counted = draft.kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM) and not draft.silent
     if not counted or _is_future(tx, draft):
         return "", ()
-    # Nothing waits in a sleeping session, so this is the only envelope.
+    # Nothing else is waiting in a sleeping session, so this is the only envelope.
     asleep = session.activity is SessionActivity.SLEEPING
     waiting = 1 if asleep and queue.cap else envelopes.count_droppable(tx.conn, session.id, tx.at_ms)
     if waiting <= queue.cap:
         return "", ()
-    because = f"queue full: {format_quantity(waiting - 1, 'envelope')} waiting in this session, its cap is {queue.cap}"
+    because = f"queue full: {format_quantity(waiting - 1, 'envelope')} waiting in this session; its cap is {queue.cap}"
     if queue.overflow is Overflow.REFUSE:
         outcomes.settle(tx, [draft.id], Outcome.REFUSED, because=because)
         _emit_settled(tx, draft.id, session.id, Outcome.REFUSED, because)
@@ -627,7 +629,7 @@ def _apply_queue_cap(
     wakes: list[Wake] = []
     refused = ""
     for old in envelopes.list_oldest_droppable(tx.conn, session.id, tx.at_ms, limit=waiting - queue.cap):
-        why = "queue full: dropped for a newer message" if old.id != draft.id else because
+        why = "queue full: dropped in favor of a newer message" if old.id != draft.id else because
         refused = because if old.id == draft.id else refused
         outcomes.settle(tx, [old.id], Outcome.REFUSED, because=why)
         _emit_settled(tx, old.id, session.id, Outcome.REFUSED, why)
@@ -638,7 +640,7 @@ def _apply_queue_cap(
 
 
 def _add_left_out_note(tx: Transaction, left_out: Envelope, session: Session) -> tuple[Wake, ...]:
-    """Add one line to the agent's context that an envelope was dropped, with the beginning of its text."""
+    """Add a line to the agent's context which says that an envelope was dropped, with the beginning of its text."""
     words = " ".join(text_without_context(left_out.text).split())
     line = words if len(words) <= LEFT_OUT_CHARS_MAX else words[: LEFT_OUT_CHARS_MAX - 1] + "…"
     draft = EnvelopeDraft(
@@ -670,7 +672,7 @@ def notify_sender(
     session: Session | None = None,
     silent: bool = False,
 ) -> tuple[Wake, ...]:
-    """Post a notice to a sender that its envelope is done. No model is called for it.
+    """Post a notice to a sender, saying that its envelope is done. No model is called for the notice.
 
     If the envelope was delegated work, the notice is the result of that work. A notice or an answer
     never causes another notice.

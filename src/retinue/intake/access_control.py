@@ -88,7 +88,7 @@ class AccessControl(Protocol):
         ...
 
     async def mark_ambient_read(self, connector: str, channel: str, messages: tuple[AmbientMessage, ...]) -> None:
-        """Delete these ambient messages after an agent got them, so that they are not sent again."""
+        """Delete these ambient messages once an agent has received them, so that they are not sent again."""
         ...
 
     async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None: ...
@@ -269,7 +269,7 @@ class PolicyAccessControl:
             self._throttled_log.warning("no agent bound to channel", connector)
             await self._unknown_senders.notify_owner(
                 f"{_NOTICE_KEY}/unbound/{connector}/{now:%Y-%m-%d}",
-                f"A message to {connector} was dropped: no agent is bound to it. Bind one: "
+                f"A message to {connector} was dropped: no agent is bound to the connector. Bind one: "
                 f"retinue binding set AGENT {connector}",
             )
             return None
@@ -307,7 +307,7 @@ class PolicyAccessControl:
             return
         await self._unknown_senders.notify_owner(
             f"{_NOTICE_KEY}/strangers/{connector}/{now:%Y-%m-%d}",
-            f"An unknown sender wrote to {connector}: {to_short_line(sender.name) or 'without a name'} "
+            f"An unknown sender wrote to {connector}: {to_short_line(sender.name) or 'no name'} "
             f"(id {to_short_line(who[2])}). They got no answer, because {because} "
             f"({verdict.setting_key or 'a fixed rule'}). You get this notice at most once a day.",
         )
@@ -349,8 +349,8 @@ class PolicyAccessControl:
         )
         await self._unknown_senders.notify_owner(
             f"{_NOTICE_KEY}/pairing/{pairing.id}",
-            f"{pairing.name or 'Someone'} (id {to_short_line(sender_id)}) wrote to {connector} and asks for access. "
-            f"If they give you the code {pairing.code}, accept it: retinue pairing accept {pairing.code}",
+            f"{pairing.name or 'Someone'} (id {to_short_line(sender_id)}) wrote to {connector} and is asking for "
+            f"access. If they give you the code {pairing.code}, accept it: retinue pairing accept {pairing.code}",
         )
 
     async def _store_ambient(self, connector: str, incoming: InboundMessage, settings: AccessSettings) -> None:

@@ -27,7 +27,7 @@ from retinue.store.runs import delegations
 from retinue.store.sessions import sessions
 
 BACKGROUND_ADDRESS = address.agent_address(BACKGROUND)
-ACCEPTED_REASON = "accepted as a background job; its result is a reply to this"
+ACCEPTED_REASON = "accepted as a background job; its result will be a reply to this envelope"
 NOT_AN_AGENT_REASON = "only agents can start background jobs, and the sender is not a known agent"
 FAILED_PREFIX = "Background job failed: "
 EMPTY_RESULT = "(no response)"
@@ -145,7 +145,7 @@ def build_result(job: Envelope, text: str, *, trust: Trust) -> EnvelopeDraft:
         sender=BACKGROUND_ADDRESS,
         recipient=job.sender,
         text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX) or EMPTY_RESULT,
-        source=BACKGROUND,  # a reply to a settled request, so it is no answer in the usual sense
+        source=BACKGROUND,  # a reply to a settled request, so it is not an answer in the usual sense
         idempotency_key=f"{job.reply_to}/result",
         kind=EnvelopeKind.ANSWER,
         reply_to=job.reply_to,

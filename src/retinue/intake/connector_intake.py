@@ -89,7 +89,7 @@ class _ChannelLock(Struct, eq=False):
 
 
 class ConnectorIntake:
-    """Stores messages of connectors as envelopes. Once `accept` returns a receipt, the envelope survives a crash.
+    """Stores messages from connectors as envelopes. Once `accept` returns a receipt, the envelope survives a crash.
 
     If a platform delivers a message twice, it is stored once. If the content has changed, the second
     delivery is an edit: a separate envelope that refers to the first. A connector may call `accept`
@@ -127,7 +127,7 @@ class ConnectorIntake:
         self._flush_tasks: set[asyncio.Task[None]] = set()
 
     def abandon(self) -> None:
-        """Stop at once, as in a crash. Platforms deliver unconfirmed messages again."""
+        """Stop at once, as in a crash. Platforms redeliver unconfirmed messages."""
         self._coalescer.abandon()
         for task in self._flush_tasks:
             task.cancel()
@@ -172,7 +172,7 @@ class ConnectorIntake:
     async def _accept_admitted(
         self, connector: str, incoming: InboundMessage, admission: Admission
     ) -> Receipt | asyncio.Future[Receipt | None]:
-        """Store an admitted message, or let it wait for more messages of its sender.
+        """Store an admitted message, or let it wait for more messages from its sender.
 
         Waiting messages that cannot be merged with it are older, so they are stored first.
         """
@@ -334,7 +334,7 @@ class ConnectorIntake:
         return await self._post.accept(inbound_drafts.build_edit(draft, original, revision=incoming.revision))
 
     async def _post_note(self, draft: EnvelopeDraft) -> Receipt | None:
-        """Post a note to an agent. If a note with this key but other content exists, keep the existing note."""
+        """Post a note to an agent. If a note with this key but different content exists, keep the existing note."""
         try:
             return await self._post.accept(draft)
         except Conflict as conflict:

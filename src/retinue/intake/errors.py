@@ -17,7 +17,7 @@ class SourceInvalid(Invalid):
         super().__init__(
             "invalid source of an envelope",
             because=f"the source or the conversation key has invalid characters or more than {bytes_max} bytes",
-            try_this="report this as a bug of the connector",
+            try_this="report this as a bug in the connector",
         )
 
 
@@ -140,7 +140,7 @@ class WebhookConnectorNotFound(NotFound):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"no webhook connector named '{shorten_name(name)}'",
-            because="no connector of that name is running, or it is of another platform",
+            because="no connector with this name is running, or it belongs to another platform",
             try_this="list the connectors: retinue connector list",
         )
 
@@ -168,7 +168,7 @@ class CallbackIdInvalid(Invalid):
 
     def __init__(self, *, header: str, chars_max: int) -> None:
         super().__init__(
-            "invalid message id of a callback",
+            "invalid message id in a callback",
             because=f"{header} must have 1 to {chars_max} printable ASCII characters",
             try_this="use a random id, and retry the request with the same id",
         )
@@ -183,18 +183,18 @@ class CallbackRequestNotFound(NotFound):
         super().__init__(
             f"no request '{shorten_name(request)}' was sent from this session",
             because="this session sent no envelope with this id to the external agent",
-            try_this="use the `id` of the message that you answer, or leave it out",
+            try_this="use the `id` of the message that you are answering, or leave it out",
         )
 
 
 class TooManyUnreadCallbacks(Conflict):
-    """One session has too many unread messages that an external agent sent without a request."""
+    """A session has too many unread messages that an external agent sent unsolicited."""
 
     code = "external.too_many_unread"
 
     def __init__(self, *, count_max: int) -> None:
         super().__init__(
             "too many unread messages in this session",
-            because=f"the limit is {count_max} unread messages that answer no request",
+            because=f"the limit is {count_max} unread messages that do not answer a request",
             try_this="try again later",
         )

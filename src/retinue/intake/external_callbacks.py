@@ -1,4 +1,4 @@
-"""Accepts callbacks of external agents: the answer to delegated work, or an unsolicited message.
+"""Accepts callbacks from external agents: the answer to delegated work, or an unsolicited message.
 
 An accepted callback is stored as an envelope, so it survives a crash. A repeated callback is stored
 only once.
@@ -60,7 +60,7 @@ MESSAGE_ID_LENGTH_MAX = 128
 
 
 class Callback(Struct, frozen=True, kw_only=True):
-    """A verified message of an external agent. `message` is the id that the agent gave it.
+    """A verified message from an external agent. `message` is the id that the agent gave it.
 
     `request` is the id of the envelope that it answers, or empty if the agent gave none.
     """
@@ -90,7 +90,7 @@ class CallbackReceipt(Struct, frozen=True):
 
 
 class CallbackIntake:
-    """Accepts callbacks of external agents. Once `accept` returns, the message survives a crash."""
+    """Accepts callbacks from external agents. Once `accept` returns, the message survives a crash."""
 
     def __init__(
         self, store: Store, clock: Clock, wake: Callable[[Wake], None], environment: Mapping[str, str]
@@ -141,7 +141,7 @@ class CallbackIntake:
 def _find_session_and_keys(conn: sa.Connection, *, raw: RawCallback) -> tuple[Session | None, list[str]]:
     """Return the session of a callback, and references to the keys that may have signed the callback.
 
-    If the session does not exist, these are the keys of all external agents. So only an external
+    If the session does not exist, these are the keys of all external agents. Thus only an external
     agent gets the error that the session does not exist. Other callers get a signature error, and
     cannot find out which sessions exist.
     """
@@ -176,8 +176,8 @@ def _check_message_id(message: str) -> None:
 def _build_session_not_found(id_: str) -> SessionNotFound:
     return SessionNotFound(
         id_,
-        because="no session of an external agent has this id, or it was deleted",
-        try_this="use the `callbackUrl` of the message that you answer",
+        because="no session of an external agent has this id, or the session was deleted",
+        try_this="use the `callbackUrl` of the message that you are answering",
     )
 
 

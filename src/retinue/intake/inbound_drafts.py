@@ -130,7 +130,7 @@ def build_note(
 ) -> EnvelopeDraft:
     """Build a note: a silent envelope that the agent reads in its next turn and does not answer.
 
-    A note contains text of other people. So it is separate from the sender's message, and untrusted
+    A note contains text from other people, so it is separate from the sender's message, and untrusted
     by default.
     """
     return replace(
@@ -242,8 +242,8 @@ def format_ambient(
     notes = ["Earlier messages in this channel, not addressed to you:", *reversed(lines)] if lines else []
     quoted = incoming.quoted
     if quoted is not None and not is_quote_stored and quoted.text.strip():
-        whose = "yourself" if quoted.ours else _format_name(quoted.author) if quoted.author else "someone"
-        notes.append(f"The next message replies to this message of {whose}:")
+        whose = "you" if quoted.ours else _format_name(quoted.author) if quoted.author else "someone"
+        notes.append(f"The next message replies to this message from {whose}:")
         notes.append(f"> {_indent_lines(quoted.text[:QUOTED_CHARS_MAX])}")
     return make_storable("\n".join(notes))
 

@@ -133,7 +133,7 @@ def _get_owner_origin(conn: sa.Connection, *, agent: str) -> Origin:
 def _wrap_text(connector: WebhookConnector, webhook_request: WebhookRequest, key: str) -> str:
     """Return the text of a request, wrapped as untrusted unless the connector is trusted.
 
-    A slash at the beginning of a trusted text is escaped, so that it is never executed as a command.
+    A slash at the beginning of trusted text is escaped, so that the text is never executed as a command.
     """
     if connector.settings.trusted:
         return f"/{webhook_request.text}" if webhook_request.text.startswith("/") else webhook_request.text

@@ -21,7 +21,7 @@ from retinue.intake.access_control import Admission
 MERGED_MAX = 20  # messages in one envelope
 MERGED_CHARS_MAX = 20_000
 WINDOWS_MAX = 5  # the maximum wait of the first message, as a multiple of the debounce time
-PENDING_MAX = 1_000  # envelopes that wait for more messages; beyond them, messages are not merged
+PENDING_MAX = 1_000  # envelopes waiting for more messages; beyond this number, messages are not merged
 
 CoalescingKey = tuple[str, str, str]
 """The connector, channel and sender of messages that may be merged."""
@@ -49,7 +49,10 @@ class MessageCoalescer:
     """
 
     def __init__(self, clock: Clock, store_merged: StoreMerged, on_timer: Callable[[str, str], None]) -> None:
-        """`on_timer` is called with the connector and channel whose messages waited long enough; it calls `flush`."""
+        """`on_timer` is called with the connector and channel whose messages have waited long enough.
+
+        It must call `flush`.
+        """
         self._clock = clock
         self._store_merged = store_merged
         self._on_timer = on_timer
@@ -91,7 +94,7 @@ class MessageCoalescer:
         return waiting.receipt
 
     def has_other_senders(self, connector: str, channel: str, sender_id: str) -> bool:
-        """Whether messages of another sender wait in this channel. They are older, and must be stored first."""
+        """Whether messages from another sender are waiting in this channel. They are older, and stored first."""
         return any(whose[:2] == (connector, channel) and whose[2] != sender_id for whose in self._pending)
 
     def is_full(self, connector: str, channel: str, sender_id: str) -> bool:
@@ -101,10 +104,10 @@ class MessageCoalescer:
         )
 
     async def flush(self, connector: str, channel: str) -> int:
-        """Store the messages that wait in a channel, ordered by the first message of each sender.
+        """Store the messages waiting in a channel, ordered by the first message of each sender.
 
         Returns the highest sequence number of the ambient messages that were sent with them. Raises
-        `StoreError` if the store fails. The messages after the failed one are then not stored.
+        `StoreError` if the store fails; the messages after the failed one are then not stored.
         """
         failed: StoreError | None = None
         last_seq = 0

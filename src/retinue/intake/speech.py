@@ -124,7 +124,7 @@ class SpeechPrograms:
         )
 
     async def _summarize(self, settings: SpeechSettings, text: str) -> str:
-        """Return a summary of a text that is too long to speak. Programs are tried in order until one succeeds.
+        """Return a summary of text that is too long to speak. Programs are tried in order until one succeeds.
 
         Returns an empty string if none succeeds. The caller then speaks the beginning of the text.
         """

@@ -50,7 +50,7 @@ class UnknownSenders:
         self._rates: dict[str, TokenBuckets] = {}
 
     def recheck_all(self) -> None:
-        """Apply the access rules again to the next message of each refused sender.
+        """Apply the access rules again to the next message from each refused sender.
 
         Called when identities, admitted senders or bindings have changed.
         """
@@ -104,7 +104,7 @@ class UnknownSenders:
     # --- rates: only for senders who are admitted because access is open ---
 
     def is_within_rate(self, connector: str, sender_id: str, settings: AccessSettings, now: datetime) -> bool:
-        """Whether one more message of an unknown sender is within the rate limit."""
+        """Whether one more message from an unknown sender is within the rate limit."""
         now_s = now.timestamp()
         each = self._buckets(f"{connector}/each", settings.messages_per_minute, SENDERS_MAX)
         if each.take(sender_id, now_s):
@@ -123,7 +123,7 @@ class UnknownSenders:
         await self.notify_once(OWNER, key, text)
 
     async def notify_once(self, recipient: address.Address, key: str, text: str) -> None:
-        """Send a notice of the server, unless a notice with this key was already sent."""
+        """Send a notice from the server, unless a notice with this key was already sent."""
         if key in self._notified:
             return
         draft = EnvelopeDraft(

@@ -145,7 +145,7 @@ def order_credentials(
 
     The credential that last worked for this session comes first. The others are ordered by owner
     (the agent's before the server's), then by the configured order, then tokens before keys, then
-    least recently used. Credentials in cooldown come last, the soonest available first.
+    least recently used first. Credentials in cooldown come last, the soonest available first.
     """
     if credentials and is_pinned(session_options, credentials[0].provider):
         return tuple(each for each in credentials if each.id == session_options.credential)[:1]

@@ -89,7 +89,7 @@ class EncodedContextCache:
     def _pop_entry(self, key: tuple[SessionId, Hashable], records: Sequence[Record]) -> _EncodedContext:
         kept = self._entries.pop(key, None) or _EncodedContext()
         self._size_bytes -= kept.size_bytes
-        # Usually the same objects, which compares fast. As a list, because a list never equals a tuple.
+        # These are usually the same objects, which compare fast. Compare lists: a list never equals a tuple.
         if kept.records != list(records[: len(kept.records)]):
             kept = kept.keep_common_prefix(records)
         kept.records += records[len(kept.records) :]

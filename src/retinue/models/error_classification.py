@@ -1,8 +1,8 @@
 """Classifies a provider's error: by the HTTP status, then the error codes in its body, then its message.
 
 Messages change and mislead: "too many tokens" is a rate limit with one provider and a context
-overflow with another. So a message counts only if the codes did not decide. Its beginning is
-searched for fixed phrases.
+overflow with another. A message therefore counts only if the codes did not decide. Its beginning
+is searched for fixed phrases.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from retinue.domain.model import ModelFailureKind
 
-MESSAGE_CHARS_MAX = 4_000  # how much of a message is searched
-NODES_MAX = 200  # how much of a body is visited
+MESSAGE_CHARS_MAX = 4_000  # characters of a message that are searched
+NODES_MAX = 200  # nodes of a body that are visited
 DEPTH_MAX = 6
 
 

@@ -25,7 +25,7 @@ from retinue.models.retry_after import find_retry_after_s
 
 MESSAGE_SHOWN_CHARS_MAX = 300
 REDACTION = "***"
-SECRET_CHARS_MIN = 6  # a shorter one also occurs inside words
+SECRET_CHARS_MIN = 6  # a shorter secret could also occur inside words
 
 
 def build_response_error(provider: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelFailed:

@@ -591,7 +591,7 @@ class LocalModelEnded(ModelFailed):
 
 
 class LocalModelBusy(ModelFailed):
-    """Too many requests wait for the local model."""
+    """Too many requests are waiting for the local model."""
 
     code = "model.local_busy"
 

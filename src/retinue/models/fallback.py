@@ -36,7 +36,7 @@ from retinue.policy.limits.cooldowns import CredentialCooldowns
 
 BACKOFF_MIN_S = 0.3
 BACKOFF_MAX_S = 30.0
-BACKOFF_GROWTH = 4.0  # 0.3, 1.2, 4.8, 19.2, 30
+BACKOFF_GROWTH = 4.0  # delays in seconds: 0.3, 1.2, 4.8, 19.2, 30
 JITTER_SHARE = 0.25
 WAIT_MAX_S = 60.0  # maximum wait if all candidates are in cooldown: enough for the first cooldown
 COMPACTIONS_MAX = 5  # enough for three summaries, shortened results and a reset; more cannot help
@@ -175,7 +175,7 @@ class FallbackPlan:
     ) -> FallbackAction:
         """Decide what to do about a failure of the current candidate.
 
-        A call that may have been charged is not retried with the same model unless `may_repeat`.
+        A call that may have been charged is not retried with the same model unless `may_repeat` is true.
         """
         candidate = self._current
         assert candidate is not None, "no model was called"
@@ -294,8 +294,8 @@ class FallbackPlan:
     def _choose_candidate(self, now: datetime) -> ModelCandidate | None:
         """Return the first available candidate, ordered by chain and then by credential.
 
-        If all are in cooldown, return the one that is available soonest. Returns None if that takes
-        too long.
+        If all are in cooldown, return the one that is available soonest. Returns None if the wait
+        would be too long.
         """
         for ref in self.chain:
             if found := self._find_available(ref, now):

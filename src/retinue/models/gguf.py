@@ -22,7 +22,7 @@ class GgufHeader(Struct, frozen=True, kw_only=True):
 
     size_bytes: int = 0
     window_tokens: int = 0
-    chat_template: str = ""  # the chat template
+    chat_template: str = ""  # Jinja template that formats a conversation for the model
 
     @property
     def supports_tools(self) -> bool:

@@ -70,5 +70,5 @@ class LocalModels:
                 cache=self._cache,
                 environment=self._environment,
             )
-            kept = self._models[name] = (weights, local)  # a replaced model stops by its idle timeout
+            kept = self._models[name] = (weights, local)  # a replaced model stops after its idle timeout
         return kept[1]

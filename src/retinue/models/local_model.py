@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 IDLE_TIMEOUT_S = 900.0
 LOAD_TIMEOUT_S = 600.0
 PROGRESS_INTERVAL_S = 5.0
-FIRST_BYTE_S = 1_800.0  # a slow CPU needs this for a long context
+FIRST_BYTE_S = 1_800.0  # a slow CPU needs this long for a long context
 SILENCE_S = 300.0
 WAITING_MAX = 16
 

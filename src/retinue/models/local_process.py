@@ -24,7 +24,7 @@ EXIT_WAIT_S = 2.0
 ERROR_LINES_MAX = 100
 ERROR_LINE_BYTES_MAX = 4096
 
-# The only environment variables it gets: paths, locale and GPU selection. No keys.
+# The only environment variables that the process gets: paths, locale and GPU selection. No keys.
 PASSED_VARIABLES = frozenset(
     {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
 )
@@ -109,7 +109,7 @@ class LocalProcess:
     async def explain_end(self) -> str:
         """Explain to a person why the process ended, from its stderr or exit code.
 
-        Stops the process first if it still runs.
+        Stops the process first if it is still running.
         """
         if not await self.has_ended():
             await self.stop()

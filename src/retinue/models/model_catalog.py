@@ -79,16 +79,16 @@ class ModelCatalog:
     # --- names ---
 
     def resolve(self, text: str) -> ModelRef:
-        """Return the model that a text refers to.
+        """Return the model that `text` refers to.
 
-        The text is an alias, PROVIDER/MODEL, the name of a built-in model, or the name of a model
+        It is an alias, PROVIDER/MODEL, the name of a built-in model, or the name of a model
         of the default provider.
         """
         named = self._aliases.get(text.strip().casefold())
         return named if named is not None else self.resolve_without_aliases(text)
 
     def resolve_without_aliases(self, text: str) -> ModelRef:
-        """Return the model that a text refers to, like `resolve`, but ignore aliases."""
+        """Return the model that `text` refers to, like `resolve`, but ignore aliases."""
         provider, model = parse_model_ref(text)
         if provider:
             return ModelRef(self.normalize_provider(provider), model)
@@ -122,8 +122,8 @@ class ModelCatalog:
     def is_known(self, ref: ModelRef) -> bool:
         """Whether the provider of a model is known. Whether the provider offers this model is not checked.
 
-        Models that run inside this server (a file, a library) are known only if the settings name
-        them.
+        Models that run inside this server (a file, a library) are known only if they are named in
+        the settings.
         """
         if ref.provider in IN_PROCESS_PROVIDERS:
             return ref in self._entries

@@ -28,9 +28,9 @@ def parse_model_ref(text: str) -> tuple[str, str]:
 
 
 def split_credential(text: str) -> tuple[str, str | None]:
-    """Return a reference, and the credential after its last @.
+    """Split off the credential after the last @ of a model reference. The credential is None if there is none.
 
-    A number after the @ is not a credential: some providers write versions this way.
+    A number after the @ is part of the model: some providers write versions this way.
     """
     model, at, credential = text.rpartition("@")
     if not at or not model or credential.isdecimal() or not _CREDENTIAL.fullmatch(credential):

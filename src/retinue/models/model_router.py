@@ -296,7 +296,7 @@ class ModelRouter:
             await self._write_best_effort(lambda conn: credentials.mark_failed(conn, mark, apply_failure))
 
     async def record_compaction(self, session: Session) -> None:
-        """Release the credential of a compacted session, because nothing is cached at the provider any more."""
+        """Release the credential of a compacted session, because the provider no longer caches its context."""
         if release_credential(session.options) != session.options:
             await self._write_best_effort(lambda conn: _change_session_options(conn, session.id, release_credential))
 

@@ -25,7 +25,7 @@ from retinue.models.model_refs import DEFAULT, ModelAllowlist, is_pattern, split
 from retinue.models.providers import BUILT_IN_PROVIDERS, OFFERED_MODELS
 
 CHAINS_CACHED_MAX = 1_000
-HINT_LENGTH_MIN = 3  # characters of a part of a model's name
+HINT_LENGTH_MIN = 3  # minimum characters of a word that may match a part of a model's name
 
 _NAME_PARTS = re.compile(r"[^a-z0-9]+")
 

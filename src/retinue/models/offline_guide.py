@@ -84,7 +84,7 @@ class OfflineGuide(Struct, frozen=True):
 
 
 def split_pieces(text: str) -> list[str]:
-    """Split a text into words, each with its trailing space. A very long text gets several words per piece."""
+    """Split text into words, each with its trailing space. Very long text gets several words per piece."""
     words = re.findall(r"\S+\s*|\s+", text)
     together = -(-len(words) // PIECES_MAX) or 1
     return ["".join(words[i : i + together]) for i in range(0, len(words), together)]
@@ -117,14 +117,15 @@ def _build_scripts(record: Record, prompt: ModelPrompt) -> Iterator[GuideScript]
 def describe_result(result: ToolResult) -> str:
     """Describe the result of a tool call as text.
 
-    The text makes clear if the call waits, was refused or was interrupted, so that it does not look done.
+    The text makes clear whether the call is waiting, was refused or was interrupted, so that it does not look done.
     """
     tool, output = f"`{result.tool}`", result.output.strip()
     if not result.failed:
         return f"{tool} returned:\n{_shorten(output)}" if output else f"{tool} returned nothing."
     if waits := re.match(r"Waiting for approval (\w+)", output):
         return (
-            f"{tool} is not done yet: it waits for approval {waits[1]}. I continue without it until a person decides."
+            f"{tool} is not done yet: it is waiting for approval {waits[1]}. "
+            "I continue without it until a person decides."
         )
     if refused := re.match(r"Not done: the approval (\w+) is (\w+)", output):
         return f"{tool} was not done: approval {refused[1]} is {refused[2]}."
@@ -171,7 +172,7 @@ def _iterate_request_variants(text: str) -> Iterator[str]:
         yield _COURTESY.sub("", request[greeted.end() :], count=1) or "hello"
 
 
-# The actions of the table: a text, or a pure function of the text after the command and of the prompt.
+# The actions of the table: a string, or a pure function of the text after the command and of the prompt.
 
 I_AM = "I am the offline guide: a script that comes with retinue, not a language model."
 TRY_THIS = (

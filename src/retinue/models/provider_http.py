@@ -205,7 +205,7 @@ class HttpModel:
                 try:
                     piece = await exchange.read_more()
                 except ModelFailed:
-                    # What follows the end event is not part of the reply, not even a broken connection.
+                    # Nothing after the end event is part of the reply, not even a broken connection.
                     ended = _try_finish(reader)
                     if ended is None:
                         raise
@@ -352,7 +352,7 @@ class _Exchange:
     def expect_end(self) -> None:
         """Wait only briefly for the end of the response, because no more content is expected.
 
-        At the end the connection can be reused.
+        Once the response has ended, the connection can be reused.
         """
         self._timeout_s = min(self._timeout_s, CONNECTION_END_S)
         if self._idle_timeout is not None:

@@ -1,8 +1,6 @@
 """Our own rate limits per provider, in requests and tokens per minute.
 
-A call over the limit waits in a queue.
-
-A minute is a sliding window of 60 seconds.
+A call over the limit waits in a queue. A minute is a sliding window of 60 seconds.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from retinue.config.models import ProviderQuirk, WireFormat
 
-MODELS_KNOWN_ON = date(2026, 11, 16)  # the age of the data here and in `retired_models`; providers are not queried
+MODELS_KNOWN_ON = date(2026, 11, 16)  # the date of the data here and in `retired_models`; providers are not queried
 REPLY_TOKENS_MAX = 32_000  # per reply, unless a model's settings say more: all requested tokens are reserved
 FAMILIES_CACHED_MAX = 512
 BRAVE_KEY_VARIABLE = "BRAVE_API_KEY"  # not a model key: used by the search tools
 
 
 class Provider(Struct, frozen=True, kw_only=True):
-    """A built-in provider. If `key_variables` is empty, it is the owner's own server and needs no key."""
+    """A built-in provider. If `key_variables` is empty, the provider is the owner's own server and needs no key."""
 
     format: WireFormat = WireFormat.OPENAI_CHAT
     url: str

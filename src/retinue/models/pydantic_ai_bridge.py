@@ -75,7 +75,7 @@ def infer_model_maker(name: str) -> MakeModel:
 
 
 class BridgedModels:
-    """The models that the settings name as bridge/NAME, each created at first use."""
+    """The models named bridge/NAME in the settings, each created at first use."""
 
     def __init__(self, facts: Callable[[ModelRef], ModelFacts]) -> None:
         self._facts = facts
@@ -92,7 +92,7 @@ class BridgedModels:
 class BridgedModel:
     """One pydantic-ai model.
 
-    Like all models it makes one attempt, so retries in the libraries below it are disabled.
+    Like every model, it makes one attempt per call, so retries in the libraries below it are disabled.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from retinue.domain.tool import Call
 
 CALLS_MAX = 256  # per reply
 TOOL_NAME_CHARS_MAX = 200  # of a tool's name
-ARGUMENTS_DEPTH_MAX = 64  # deeper nesting is no argument of any tool, and not every decoder can read it again
+ARGUMENTS_DEPTH_MAX = 64  # no tool needs deeper nesting, and not every decoder can read it again
 
 UNPARSED = "_unparsed"  # stands for unreadable arguments; no tool has a parameter of this name
 

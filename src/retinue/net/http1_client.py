@@ -26,7 +26,7 @@ HAPPY_EYEBALLS_DELAY_S = 0.25  # after this delay, the host's next address is tr
 CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 HEAD_BYTES_MAX = 64 * 1024
-BUFFERED_BYTES_MAX = 256 * 1024  # receiving is paused while more bytes than this were received and not read
+BUFFERED_BYTES_MAX = 256 * 1024  # receiving is paused while more received bytes than this are unread
 SINGLE_WRITE_BYTES_MAX = 64 * 1024  # larger bodies are sent in several writes
 # Stays below the size for which the allocator requests fresh memory from the kernel. Mapping the
 # pages for a body of half a megabyte costs more than filling them.
@@ -121,7 +121,7 @@ class Http1Connection(asyncio.Protocol):
             await self._wait_for_data()
 
     async def read_chunk(self) -> bytes:
-        """Return the body bytes that arrived since the last call. Waits if there are none yet.
+        """Return the body bytes that have arrived since the last call. Waits if there are none yet.
 
         Returns empty bytes at the end of the body. Raises `ConnectionFailed`.
         """

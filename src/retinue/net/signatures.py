@@ -1,8 +1,8 @@
 """Signs HTTP messages with a shared key (HMAC-SHA256): to and from external agents, and to webhooks.
 
-The signature covers the body, purpose, time, session, message id and request id. So an attacker who
-copies a signed message cannot change it or use it for another session or purpose. The signature is
-valid for five minutes.
+The signature covers the body, purpose, time, session, message id and request id. An attacker who
+copies a signed message therefore cannot change it or use it for another session or purpose. The
+signature is valid for five minutes.
 """
 
 from __future__ import annotations

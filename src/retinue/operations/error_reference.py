@@ -130,7 +130,7 @@ def _resolve(node: ast.expr, module: _Module, modules: Mapping[str, _Module]) ->
 
 
 def _own_code(node: ast.ClassDef) -> str:
-    """Return the code that a class sets: as an attribute, or as the default of its constructor."""
+    """Return the code that a class sets: as an attribute, or as the default of a constructor argument."""
     for each in node.body:
         match each:
             case ast.Assign(targets=[ast.Name(id="code")], value=ast.Constant(value=str(code))):

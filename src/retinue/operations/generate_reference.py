@@ -1,4 +1,4 @@
-"""Generate the CLI's operation table and the reference pages for operations and errors from the code.
+"""Generates the CLI's operation table and the reference pages for operations and errors from the code.
 
 Run `python -m retinue.operations.generate_reference` in a checkout, or `make generate`.
 """
@@ -109,7 +109,7 @@ VALUE_NAMES = {
 def _render_type(parameter: OperationParameter) -> str:
     shown = ", ".join(f"`{choice}`" for choice in parameter.choices) or {
         ParameterKind.LONG_TEXT: "text",
-        ParameterKind.BOOLEAN: "yes or no",
+        ParameterKind.BOOLEAN: "true or false",
     }.get(parameter.kind, str(parameter.kind))
     return shown + (", several" if parameter.repeated else "") + (", or null" if parameter.nullable else "")
 
@@ -121,7 +121,7 @@ def _render_default(parameter: OperationParameter) -> str:
         case None | "":
             return ""
         case bool(yes):
-            return "yes" if yes else "no"
+            return "`true`" if yes else "`false`"
         case value:
             return f"`{value}`"
 

@@ -1,4 +1,4 @@
-"""Expose operations as tools for agents, with the same declaration, permissions and validation."""
+"""Exposes operations as tools for agents, with the same declaration, permissions and validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validate page sizes and cursors of paginated lists."""
+"""Validates page sizes and cursors of paginated lists."""
 
 from __future__ import annotations
 

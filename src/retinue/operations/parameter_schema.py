@@ -40,7 +40,7 @@ class OperationParameter(Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...]
     required: bool
     repeated: bool
-    nullable: bool  # null is accepted, and means something else than an omitted parameter
+    nullable: bool  # null is accepted, and means something other than an omitted parameter
     positional: bool
 
 
@@ -63,10 +63,10 @@ _HELP: Mapping[str, str] = {
     "approval.answer.scope": "how long the permission lasts",
     "approval.id": "id of an approval, or at least its first 8 digits",
     "config.apply.overwrite": "overwrite changes that were made outside the settings file",
-    "config.apply.reset": "also delete all runs, all other schedules and bindings, and replace the tokens of agents",
+    "config.apply.reset": "also delete all runs and all undeclared schedules and bindings, and replace agent tokens",
     "config.check.text": "text of a settings file; default: the file in use",
     "config.patch.changes": "nested tables with the new values, as in the settings file; null removes a setting",
-    "config.patch.expected_hash": "hash of the file that you last read, from `config check` or `config show`",
+    "config.patch.expected_hash": "hash of the file as you last read it, from `config check` or `config show`",
     "delegation.id": "id of a delegation, or at least its first 8 digits",
     "delegation.stop.reason": "reason, stored with the stopped delegation",
     "envelope.dead.before": "id of the last envelope on the previous page",
@@ -118,7 +118,7 @@ _HELP: Mapping[str, str] = {
     "schedule.zone": "time zone; default: the owner's",
     "session.attributes.patch": "object to merge into the attributes; the value null removes an attribute",
     "session.create.name": "name of the new session",
-    "session.import.files": "names and texts of the files, as `session export` returns them",
+    "session.import.files": "names and contents of the files, as `session export` returns them",
     "session.list.agent": "only sessions of this agent",
     "session.name": "new name of the session",
     "session.set_queue.cap": "maximum number of waiting envelopes",
@@ -126,7 +126,7 @@ _HELP: Mapping[str, str] = {
     "session.set_queue.mode": "how a message is handled while a run is active",
     "session.set_queue.overflow": "what happens when `cap` is reached",
     "session.reset_after_run.reason": "reason, stored with the start of the new context",
-    "session.reset.message": "text to keep in the new context",
+    "session.reset.message": "text that becomes the first message of the new context",
     "session.set_sending.send": "`on` and `off` override the rules for sending; `inherit` follows the rules",
     "session.stop.clear": "clear the waiting envelopes",
     "session.stop.reason": "reason, stored with the stopped run",
@@ -138,12 +138,12 @@ _HELP: Mapping[str, str] = {
     "token.id": "id of a token, or at least its first 8 digits",
     "token.principal": "address of the token's principal, such as agent:ada; default: you",
     "usage.days.by": "how to group the usage of each day",
-    "usage.days.from": "first day: 2026-11-15, or -7D; default: 30 days ago",
-    "usage.days.limit": "maximum number of series; the remaining ones are added up in one",
+    "usage.days.from": "first day: 2026-11-15, or -7D; default: 29 days before the last day",
+    "usage.days.limit": "maximum number of series; the remaining ones are combined into one",
     "usage.days.to": "last day; default: today",
     "usage.show.agent": "only the usage of this agent",
     "usage.show.by": "how to group usage and cost",
-    "usage.show.from": "first day: 2026-11-15, or -7D; default: 30 days ago",
+    "usage.show.from": "first day: 2026-11-15, or -7D; default: 29 days before the last day",
     "usage.show.person": "only the usage on behalf of this person",
     "usage.show.to": "last day; default: today",
     "wakeup.id": "id of a wake-up, or at least its first 8 digits",
@@ -201,7 +201,7 @@ _HELP: Mapping[str, str] = {
     "instructions": "instructions for the agent",
     "instructions_mode": "how much the system prompt includes; none: only the agent's name",
     "keep_directory": "keep the agent directory on disk",
-    "key": "idempotency key: a repeated request with the same key is performed once",
+    "key": "idempotency key: a request that is repeated with the same key is performed only once",
     "label": "label, to recognize it later",
     "limit": "maximum number of results",
     "message": "text of the message",

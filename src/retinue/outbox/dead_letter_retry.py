@@ -1,4 +1,4 @@
-"""Retries dead letters. An envelope that is done never changes, so a retry is a new envelope with its content."""
+"""Retries dead letters. An envelope that is done never changes, so a retry is a new envelope with the same content."""
 
 from __future__ import annotations
 

@@ -89,13 +89,13 @@ class _ChannelState(Struct, eq=False):
     channel: str
     connector_name: str
     was_woken: bool = False  # `wake` was called while it was served: check it again before removing it
-    may_have_attempt: bool = True  # an earlier attempt may have been left open, or may wait for a retry
+    may_have_attempt: bool = True  # an earlier attempt may have been left open, or may be waiting for a retry
     waited: EnvelopeId | None = None
     failures: int = 0
 
 
 class _ChannelQueue:
-    """Queue of channels that wait for a slot: first in, first out per connector, round-robin across connectors."""
+    """Queue of channels waiting for a slot: first in, first out per connector, round-robin across connectors."""
 
     def __init__(self, limits: OutboxLimits) -> None:
         self._limits = limits
@@ -139,7 +139,7 @@ class _ChannelQueue:
             del self._used[channel.connector_name]
 
     def pause(self, connector_name: str) -> None:
-        """Take no channel of this connector until `resume` was called once for each `pause`."""
+        """Take no channel of this connector until `resume` has been called once for each `pause`."""
         self._paused[connector_name] += 1
 
     def resume(self, connector_name: str) -> None:
@@ -149,7 +149,7 @@ class _ChannelQueue:
         return self._paused[connector_name] > 0
 
     def is_contended(self, channel: _ChannelState) -> bool:
-        """Whether another channel waits for the slot that this channel uses."""
+        """Whether another channel is waiting for the slot that this channel uses."""
         if channel.connector_name in self._waiting:
             return True
         return bool(self._waiting) and self._used.total() >= self._limits.channels_active_max
@@ -199,7 +199,7 @@ class Outbox:
         self._is_running = False
 
     def set_wake_callback(self, wake: Callable[[Wake], None]) -> None:
-        """Set the function that wakes a session, for example after a delivery failed and its sender gets a notice."""
+        """Set the function that wakes a session, for example when a delivery fails and its sender gets a notice."""
         self._on_wake = wake
 
     async def start(self) -> None:
@@ -245,7 +245,7 @@ class Outbox:
 
     @property
     def waiting_count(self) -> int:
-        """Number of channels that wait for a retry."""
+        """Number of channels that are waiting for a retry."""
         return len(self._wait_tasks)
 
     def _dispatch(self) -> None:

@@ -2,8 +2,8 @@
 
 If an envelope is sent in several parts, `store_part` commits the receipt of each part in between.
 
-The envelopes of a channel are sent in the order (due time, sequence). An envelope that waits for a
-retry has a later due time, and yet all newer envelopes of the channel must wait for it. So
+The envelopes of a channel are sent in the order (due time, sequence). An envelope waiting for a
+retry has a later due time, but all newer envelopes of the channel must still wait for it. Therefore
 `open_attempt` looks for it first (`deliveries.get_waiting_retry`).
 """
 
@@ -99,7 +99,7 @@ class OpenAttempt(Struct, frozen=True):
 
 
 class WaitingAttempt(Struct, frozen=True):
-    """Result of `open_attempt`: the channel's first envelope waits for a retry, so all later envelopes wait too."""
+    """Result of `open_attempt`: the channel's first envelope is waiting for a retry, so all later envelopes wait."""
 
     envelope: EnvelopeId
     wait_s: float
@@ -128,9 +128,9 @@ def open_attempt(
 ) -> OpenAttempt | WaitingAttempt | NothingDue:
     """Open the next delivery attempt in a channel. No other attempt may be in progress there.
 
-    Set `look` if an earlier attempt may have been left open, or may wait for a retry. `rested` is
-    the id of an envelope whose waiting time has passed by the monotonic clock. It is sent even if
-    the wall clock was set back meanwhile.
+    Set `look` if an earlier attempt may have been left open, or may be waiting for a retry. `rested`
+    is the id of an envelope whose waiting time has passed by the monotonic clock. It is sent even if
+    the wall clock has been set back in the meantime.
     """
     tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []
@@ -213,7 +213,7 @@ def _get_access_refusal(tx: Transaction, envelope: Envelope, rules: DeliveryRule
 
 
 def _get_send_refusal(tx: Transaction, envelope: Envelope, sending: SendSettings) -> str:
-    """Return why a message of an agent must not be sent, or an empty string.
+    """Return why a message from an agent must not be sent, or an empty string.
 
     The server's own messages are always sent: answers to commands, questions and notices.
     """
@@ -342,7 +342,7 @@ def _end(tx: Transaction, envelope: Envelope, outcome: Outcome, *, because: str,
     if outcome is Outcome.DELIVERED:
         return ()
     text = f"Envelope {short_id(envelope.id)} to {envelope.recipient} "
-    if envelope.kind is EnvelopeKind.DELEGATION:  # the delegating run waits for the result, and this is it
+    if envelope.kind is EnvelopeKind.DELEGATION:  # the delegating run is waiting for the result, and this is it
         if not _is_wanted(tx, envelope):
             return ()
         text = f"It {_describe_outcome(outcome, kind)}"
@@ -355,7 +355,7 @@ def _end(tx: Transaction, envelope: Envelope, outcome: Outcome, *, because: str,
 
 
 def _note_for_agent(tx: Transaction, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
-    """Post a note to an agent that its envelope was not delivered. The agent reads the note in its next turn.
+    """Post a note to an agent, saying that its envelope was not delivered. The agent reads it in its next turn.
 
     The note starts no run, so it cannot cause a loop.
     """
@@ -377,7 +377,7 @@ def _note_for_agent(tx: Transaction, envelope: Envelope, outcome: Outcome, *, te
 
 
 def _describe_outcome(outcome: Outcome, kind: str) -> str:
-    """Return a fixed text for an outcome.
+    """Return a fixed phrase for an outcome.
 
     The error text from the platform is left out, because it may contain text that other people wrote.
     """

@@ -116,7 +116,7 @@ class ExternalAgentConnector(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Wait forever: messages of external agents arrive through the API."""
+        """Wait forever: messages from external agents arrive through the API."""
         del accept
         await asyncio.Event().wait()
 

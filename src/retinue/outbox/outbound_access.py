@@ -100,7 +100,7 @@ def _is_answer(conn: sa.Connection, reply_to: EnvelopeId | None, recipient: Addr
 
 
 class AccessCheckedPost:
-    """Accepts an envelope of an agent to a channel only if the agent may write there.
+    """Accepts an envelope from an agent to a channel only if the agent may write there.
 
     Otherwise it raises `ChannelNotWritable` and stores nothing.
     """

@@ -1,6 +1,6 @@
-"""Updates approval questions in channels after they are decided: the decision is shown, the buttons are removed.
+"""Updates approval questions in channels once they are decided: shows the decision and removes the buttons.
 
-If the platform cannot edit messages, the message stays as it is. A press of an old button then
+If the platform cannot edit messages, the message stays as it is. Pressing an old button then
 decides nothing, and the reply says that the question is closed.
 """
 

@@ -43,7 +43,7 @@ def build_reply_setting(
 
 
 def get_platform_message_id(conn: sa.Connection, envelope: Envelope, channel: str) -> str:
-    """Return the platform's message id of an envelope in a channel, or an empty string if it was never in it."""
+    """Return the platform's message id of an envelope in a channel, or an empty string if it was never there."""
     if str(envelope.sender) == channel:
         return envelope.context.platform_id
     return (delivery_parts.get_first_receipt(conn, envelope.id) or "") if str(envelope.recipient) == channel else ""

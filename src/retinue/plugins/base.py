@@ -29,7 +29,7 @@ class NoPluginSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PluginManifest(Struct, frozen=True, kw_only=True):
-    """What a plugin declares about itself: its name, its version, the type of its settings.
+    """What a plugin declares about itself: its name, its version and the type of its settings.
 
     `settings` is a msgspec Struct or a dataclass. The plugin's table in the settings file is
     strictly converted to this type before `load` is called. While an `exclusive` plugin is enabled,

@@ -41,7 +41,7 @@ class PluginTimeout(PluginFailed):
         super().__init__(
             f"{action} timed out",
             because=f"the plugin did not return within {timeout_s:g} s",
-            try_this="find out what the plugin waits for, then: retinue plugin reload NAME",
+            try_this="find out what the plugin is waiting for, then: retinue plugin reload NAME",
         )
 
 
@@ -66,7 +66,7 @@ class PluginEntryPointInvalid(PluginFailed):
     def __init__(self, plugin: str) -> None:
         super().__init__(
             f"'{plugin}' is not a plugin",
-            because="its entry point does not lead to a Plugin object",
+            because="its entry point does not refer to a Plugin object",
             try_this=_TELL_AUTHOR,
         )
 

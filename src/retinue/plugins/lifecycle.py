@@ -1,8 +1,8 @@
-"""Loads and unloads the plugins that the settings name, and reports the status of each.
+"""Loads and unloads the plugins named in the settings, and reports the status of each.
 
 A plugin that cannot be imported, has invalid settings, raises or hangs is not loaded, and its
 status has the reason. It never prevents the server from starting. The code of a plugin has all
-rights of the server, so a plugin is loaded only if the settings name it.
+rights of the server, so a plugin is loaded only if it is named in the settings.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _UnloadedInstance(Struct, frozen=True):
 
 
 class PluginLoader:
-    """Loads and unloads plugins, so that the loaded plugins are those that the settings name."""
+    """Loads and unloads plugins, so that the loaded plugins are those named in the settings."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class PluginLoader:
     ) -> None:
         """Create a loader without loading any plugin.
 
-        While the server runs, `on_change` is called when a plugin was `loaded` or `unloaded`, or
-        `failed` with a reason.
+        While the server is running, `on_change` is called when a plugin was `loaded` or `unloaded`,
+        or has `failed` with a reason.
         """
         self.registry = registry
         self._data_dir = data_dir
@@ -112,7 +112,7 @@ class PluginLoader:
     # --- for operations ---
 
     async def list_plugins(self) -> Sequence[PluginDetails]:
-        """Return every instance that the settings name, then the other installed plugins."""
+        """Return every instance named in the settings, then the other installed plugins."""
         known = await asyncio.to_thread(list_packages, self._find_entry_points)
         named = [self._details_of(instance, settings, known) for instance, settings in self._wanted.items()]
         used = {each.plugin for each in named}

@@ -80,7 +80,7 @@ class PluginRegistry:
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever entries were added or removed."""
+        """Call `listener` whenever entries are added or removed."""
         self._listeners.append(listener)
 
     def add(self, entries: Sequence[RegistryEntry]) -> None:

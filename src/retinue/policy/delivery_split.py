@@ -1,7 +1,7 @@
 """Splits an envelope into delivery parts that its platform accepts.
 
 Files come first, in albums if the platform has albums. The text follows, in several parts if it is
-too long for one. If it fits, it is sent as the caption of the first files instead. A file that
+too long for one. If it fits in a caption, it is sent as the caption of the first files instead. A file that
 the platform does not accept is named in the text.
 """
 
@@ -74,7 +74,7 @@ def parse_reply_tags(text: str) -> ReplyTags:
     """
     if "[[" not in text:
         return ReplyTags(text)
-    text = parse_speech_tags(text).visible_text  # these tags are removed even if nothing is spoken
+    text = parse_speech_tags(text).visible_text  # speech tags are removed even if nothing is spoken
     asked = ""
     for tag in _TAG.finditer(text):
         if not asked and "reply_to" in tag[0].casefold():
@@ -88,7 +88,7 @@ def is_written_by_agent(envelope: Envelope) -> bool:
 
 
 def add_prefix(text: str, prefix: str, values: Mapping[str, str]) -> str:
-    """Put a prefix before a text, and replace the variables in the prefix with their values.
+    """Put a prefix before the text, and replace the variables in the prefix with their values.
 
     Unknown variables are not replaced, so that the person who set the prefix notices them.
     """

@@ -70,7 +70,7 @@ def _find_limit_error(field: QuestionnaireField) -> str:
     if not bounds:
         return ""
     if field.kind in (QuestionnaireFieldKind.CHOICE, QuestionnaireFieldKind.YES_NO):
-        return f"a field of the kind {field.kind} has no least and most"
+        return f"a field of the kind {field.kind} cannot have least or most"
     if not all(math.isfinite(bound) and abs(bound) <= NUMBER_MAX for bound in bounds):
         return "least and most must be numbers that can be stored"
     if len(bounds) == 2 and bounds[0] > bounds[1]:

@@ -23,7 +23,7 @@ TAGS_MAX = 16
 _OPEN, _CLOSE, _END = "[[tts", "]]", "[[/tts:text]]"
 # A value cannot begin with a dash, so a speech program cannot take it for an option.
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
-# Each pattern reads a limited number of characters per match, so a text full of brackets takes linear time.
+# Each pattern reads a limited number of characters per match, so text full of brackets takes linear time.
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,500})\]\(([^()\s]{0,2000})\)")
 _URL = re.compile(r"\bhttps?://([^\s/<>]{1,253})\S{0,2000}")
@@ -163,7 +163,7 @@ def to_spoken_text(text: str) -> str:
 
 
 def shorten_speech(text: str, chars_max: int) -> str:
-    """Return the first `chars_max` characters of a text.
+    """Return the first `chars_max` characters of the text.
 
     If a sentence ends in the second half of these, the text is cut after the last such sentence.
     """

@@ -37,7 +37,7 @@ class RunAssignment(Struct, frozen=True, kw_only=True):
     delegating_agents: tuple[Agent, ...] = ()  # agents that delegated this run; their rules apply too
     speakers: tuple[Address, ...] = ()  # message authors, if the channel may be shared by several people
     requesters: tuple[Requester, ...] = ()  # the people for whom the run acts
-    acting_agent: Agent | None = None  # the agent as which the run acts, if another
+    acting_agent: Agent | None = None  # the agent as which the run acts, if it is not `agent`
     acting_directory: Path | None = None  # directory of that agent, to which the tools are limited
     instructions_directory: Path | None = None  # where the agent's instructions are, if not in the workspace
     stored_calls: tuple[Call, ...] = ()
@@ -105,7 +105,7 @@ class Suspended(Exception):
         waiting_calls: tuple[str, ...] = (),
         until: datetime | None = None,
     ) -> None:
-        super().__init__(f"waiting about {', '.join((*(call.tool for call in calls), *waiting_calls))}")
+        super().__init__(f"waiting for {', '.join((*(call.tool for call in calls), *waiting_calls))}")
         self.calls = calls
         self.turn = turn
         self.because = because

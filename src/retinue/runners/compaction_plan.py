@@ -1,4 +1,4 @@
-"""Plans a compaction, which replaces the older part of a context by a summary, and requests that summary.
+"""Plans a compaction, which replaces the older part of a context with a summary, and requests that summary.
 
 The caller makes the model calls and pays for them, limits their time and stores the summary. A
 failed compaction changes nothing.
@@ -142,7 +142,7 @@ def _best_cut_index(
     for place in within_run:
         if tokens_from[place] + quote_tokens <= keep_tokens:
             return place
-    # No cut is small enough, so keep as little as possible.
+    # No cut keeps few enough tokens, so keep as little as possible.
     return next(reversed(within_run or up_to_turn), None)
 
 
@@ -287,7 +287,7 @@ def _escape_quote_heading(text: str) -> str:
 
 
 def _shorten_to_tokens(text: str, tokens_max: int, *, hint: str) -> str:
-    """Shorten a text to about `tokens_max` tokens, up to a line end, with a note if it was shortened."""
+    """Shorten text to about `tokens_max` tokens, up to a line end, with a note if it was shortened."""
     whole, chars, tokens = text, len(text), tokens_of_text(text)
     while tokens > tokens_max and chars > RESULT_CHARS_KEPT_MIN:
         chars = max(min(chars - 1, chars * tokens_max // tokens), RESULT_CHARS_KEPT_MIN)

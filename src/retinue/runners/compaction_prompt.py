@@ -189,7 +189,7 @@ def _tokens_per_entry(weights: Sequence[int], tokens_max: int) -> int:
 
 
 def cut_to_tokens(text: str, tokens_max: int) -> str:
-    """Shorten a text to `tokens_max` tokens by removing its middle."""
+    """Shorten text to `tokens_max` tokens by removing its middle."""
     whole, tokens, chars = text, tokens_of_text(text), len(text)
     while tokens > tokens_max and chars > 0:
         # Proportionally, and repeated if the characters differ in weight.
@@ -200,7 +200,7 @@ def cut_to_tokens(text: str, tokens_max: int) -> str:
 
 
 def _cut_middle(text: str, chars_max: int) -> str:
-    """Shorten a text to `chars_max` characters by replacing its middle with a mark."""
+    """Shorten text to `chars_max` characters by replacing its middle with a mark."""
     if len(text) <= chars_max:
         return text
     sign = f"\n[... {len(text) - chars_max} characters left out ...]\n"
@@ -254,7 +254,7 @@ def _path_argument(call: Call) -> str:
 
 
 def _unique_by_last_use(paths: Iterable[str]) -> list[str]:
-    """Return each path once, ordered by its last use."""
+    """Return each path once, the most recently used last."""
     found: dict[str, None] = {}
     for path in filter(None, paths):
         found.pop(path, None)

@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 
 class CompactionDeadline:
-    """One time limit for all waits of a compaction together, measured with the server's clock.
+    """A single time limit for all waits of a compaction, measured with the server's clock.
 
-    When the time limit is reached, only code inside `limited` is interrupted. Commits are outside of it,
+    When the time limit is reached, only code inside `limited` is interrupted. Commits are outside it,
     because the result of an interrupted commit is unknown.
     """
 
@@ -173,7 +173,7 @@ class ContextCompactor:
             )
             text = await self._request_summary(run, turn, cut, focus=focus, notice=notice)
         except (BudgetSpent, PriceUnknown, ModelFailed, NotCompacted) as error:
-            # A nearly full context still fits a reply, which may be cheaper. If not, the reply call reports the
+            # A nearly full context still has room for a reply, which may be cheaper. If not, the reply call reports the
             # error.
             if (
                 isinstance(error, BudgetSpent | PriceUnknown)

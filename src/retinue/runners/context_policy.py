@@ -32,7 +32,7 @@ from retinue.runners.token_estimate import (
 
 OVERFLOW_COMPACTIONS_MAX = 3
 RESERVE_SHARE_MAX = 0.5  # share of the tokens that instructions and tools leave free
-HISTORY_TOKENS_MIN = 4_000  # minimum history beside large instructions before compaction starts
+HISTORY_TOKENS_MIN = 4_000  # minimum history before compaction starts, even if the instructions are large
 KEPT_SHARE_MAX = 0.75  # the kept part leaves space before the next compaction
 GAIN_SHARE_MIN = 0.05  # minimum gain as a share of the window
 RETRY_GROWTH_SHARE = 0.05  # growth as a share of the window before a failed compaction is retried
@@ -170,9 +170,9 @@ def compaction_start_tokens(base_tokens: int, settings: ContextSettings, window_
     """Return the number of tokens at which compaction starts.
 
     Compaction starts at a share of the window, or when only the reserve is left, whichever comes
-    first. In a small window, the configured reserve could be most of the window. So the reserve is
-    at most half of the tokens that instructions and tools leave free. Compaction also never starts
-    before there is some history.
+    first. The reserve is at most half of the tokens that instructions and tools leave free, because
+    it could otherwise be most of a small window. Compaction also never starts before there is some
+    history.
     """
     compaction = settings.compaction
     free = max(window_tokens - base_tokens, 0)

@@ -1,6 +1,6 @@
 """The runner of external agents: sends them messages, and suspends the run until an answer comes.
 
-The run waits like a run that delegated to another agent: in the store, without a slot. It uses no
+The run waits like a run that has delegated work to another agent: in the store, without a slot. It uses no
 model and no tools of this server.
 """
 

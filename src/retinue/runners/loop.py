@@ -1,7 +1,7 @@
 """The tool loop: call the model, perform its calls, and repeat until it makes no more calls.
 
-The next step is derived from the run's records alone. So a run that is resumed after a crash or a suspension continues
-exactly where its records end.
+The next step is derived from the run's records alone. A run that is resumed after a crash or a suspension therefore
+continues exactly where its records end.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def next_step(run_records: Sequence[Record], stored_calls: Sequence[Call]) -> Ne
             case ToolResult() as result:
                 closed.add(result.call)
             case UserTurn() if reply is not None:
-                # A message joined in the middle: it follows the results and needs a new reply.
+                # A message joined in the middle of the turn: it follows the results and needs a new reply.
                 reply = reply if any(call.id not in closed for call in reply.calls) else None
             case _:
                 pass
@@ -140,7 +140,7 @@ def _repeats_itself(run_records: Sequence[Record]) -> bool:
 
 
 class WaitingCalls:
-    """Collects the calls of one reply that wait for delegated work, and the earliest time at which a wait ends."""
+    """Collects the calls of one reply that are waiting for delegated work, and the earliest end of a wait."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -201,7 +201,7 @@ class ToolLoop:
         except BudgetSpent as spent_up:
             if not any(isinstance(record.body, Reply) for record in journal.run_records):
                 raise
-            # Keep what was done so far although the rest cannot be paid for.
+            # Keep what has been done so far, although the rest cannot be paid for.
             return _answer_at_limit(journal, f"I had to stop: {_format_budget_error(spent_up)}", remarks=case.remarks)
 
     async def _run_steps(self, run: RunState, approvals: RunApprovals) -> RunAnswer:
@@ -406,7 +406,7 @@ def _context_length(reply: Reply) -> int | None:
 
 
 def _full_text(run_records: Sequence[Record], reply: Reply) -> str:
-    """Return the reply's text, after the text that the model wrote before a pause: both are one reply.
+    """Return the reply's text, preceded by the text that the model wrote before a pause: both are one reply.
 
     If the reply is silent, the earlier text is left out.
     """

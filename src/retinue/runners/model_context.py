@@ -76,8 +76,8 @@ def arrange_records(records: Sequence[Record]) -> list[Record]:
     """Return the newest summary, then the records that it kept, in the given order.
 
     Older summaries, and everything before the newest reset mark, are dropped. Records are compared
-    by number, not by position. So an arranged context can be arranged again without a change, and a
-    new summary can be appended to it.
+    by number, not by position. An arranged context can therefore be arranged again without a
+    change, and a new summary can be appended to it.
     """
     mark = max((r.seq for r in records if r.kind in _MARKS), default=0)
     summary: Record | None = None

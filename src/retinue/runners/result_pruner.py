@@ -54,7 +54,7 @@ def _cap_result(record: Record, chars_max: int) -> Record:
 
 
 def cut_at_line(text: str, chars_max: int, *, hint: str = "ask for the rest in smaller parts") -> str:
-    """Return the beginning of a text, up to a line end if one is near, with a note that the rest was cut."""
+    """Return the beginning of the text, up to a line end if one is near, with a note that the rest was cut."""
     if len(text) <= chars_max:
         return text
     note = f"\n\n[cut: this is the beginning of {len(text)} characters; {hint}]"

@@ -52,7 +52,7 @@ class RunState:
         # no provider has cached a new context, so any credential may serve it
         self.options = options if begun else release_credential(options)
         if self.assignment.session.origin.kind is OriginKind.BACKGROUND:
-            self.system_prompt = ""  # a background job has no other instructions than its text
+            self.system_prompt = ""  # a background job has no instructions other than its text
             return
         parts = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
         self.system_prompt = "\n\n".join(part for part in parts if part)
@@ -165,8 +165,8 @@ def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
 def input_tokens_bound(size: ContextSize, facts: ModelFacts) -> int:
     """Return the maximum number of input tokens that a model call can have.
 
-    The part that this model has already counted is taken with a margin. For the rest, the number is
-    computed from its size in bytes.
+    The part that this model has already counted is taken from that count, plus a margin. For the
+    rest, the number is computed from its size in bytes.
     """
     if not size.counted_tokens or size.counted_by != str(facts.ref):
         return max_input_tokens(size.size_bytes)

@@ -1,8 +1,8 @@
 """Estimates the size of a context. Token counts from a provider are used as they are, and newer records are estimated.
 
-The estimate is four ASCII characters per token, and three bytes of UTF-8 per token for the rest. So
-a Cyrillic character counts as two thirds of a token, and a Chinese character as one. An image has a
-fixed size.
+The estimate is four ASCII characters per token, and three bytes of UTF-8 per token for the rest. A
+Cyrillic character thus counts as two thirds of a token, and a Chinese character as one. An image
+has a fixed size.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _INLINE_IMAGE = re.compile(
 
 
 def replace_images(text: str) -> str:
-    """Return a text with each inline image replaced by `<image>`."""
+    """Return the text with each inline image replaced by `<image>`."""
     return _INLINE_IMAGE.sub(IMAGE_PLACEHOLDER, text) if _may_contain_image(text) else text
 
 
@@ -64,8 +64,8 @@ def contains_image(text: str) -> bool:
 
 
 def _may_contain_image(text: str) -> bool:
-    # Most texts contain no image, and these checks are many times faster than the pattern. They are written out
-    # because a loop costs as much. One character is found faster than a string, and each marker has a rare one.
+    # Most text contains no image, and these checks are many times faster than the pattern. They are written out
+    # because a loop would be slower. A character is found faster than a string, and each marker has a rare one.
     if len(text) <= BASE64_CHARS_MIN:
         return False
     if ";" in text and ";base64," in text:
@@ -76,12 +76,12 @@ def _may_contain_image(text: str) -> bool:
 
 
 def _is_plain_ascii(text: str) -> bool:
-    """Whether a text is ASCII without images, as most texts are. Its bytes then need not be counted."""
+    """Whether text is ASCII without images, as most text is. Its bytes then need not be counted."""
     return text.isascii() and not _may_contain_image(text)
 
 
 class TextWeight(NamedTuple):
-    """How much a text or record adds to the size of a context. `chars` counts toward the emergency limit."""
+    """How much text or a record adds to the size of a context. `chars` counts toward the emergency limit."""
 
     twelfths: int = 0
     chars: int = 0
@@ -287,7 +287,7 @@ class ContextMeter:
             # Cached tokens are part of the input tokens, and are counted once.
             self._counted_tokens = reply.usage.input_tokens + reply.usage.output_tokens
             self._counted_twelfths, self._counted_bytes = self._twelfths, self._bytes
-            # Measured with the answered request. If it was not measured, as after a restart, all of it is new.
+            # Measured with the answered request. If the base was not measured, as after a restart, all of it is new.
             self._counted_base_bytes = self._base_bytes
             self._counted_by = reply.model
             first = known + 1

@@ -250,7 +250,7 @@ _FOLDS = _FoldTable()
 
 
 def _fold_text(text: str) -> str:
-    """Return a text without case, accents, spaces and invisible characters, with look-alikes replaced."""
+    """Return the text without case, accents, spaces and invisible characters, with look-alikes replaced."""
     return text.translate(_ASCII_FOLDS if text.isascii() else _FOLDS)
 
 
@@ -266,5 +266,5 @@ def _fold_character(point: int) -> str:
     return "".join(seen)
 
 
-# Most texts are ASCII: a plain table takes the fast path of `str.translate`.
+# Most text is ASCII: a plain table takes the fast path of `str.translate`.
 _ASCII_FOLDS = {point: _fold_character(point) or None for point in range(128)}

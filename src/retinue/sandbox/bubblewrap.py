@@ -359,7 +359,7 @@ class BubblewrapSandbox:
         )
 
     async def _run_probe(self) -> SandboxProbe:
-        """Test the sandbox with a command that tries to break out, for example to read a file outside."""
+        """Test the sandbox with a command that tries to break out, for example by reading a file outside."""
         if sys.platform != "linux":
             return SandboxProbe(
                 False,

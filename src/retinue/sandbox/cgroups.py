@@ -1,8 +1,8 @@
 """Limits the memory and processes of commands with Linux control groups, if the server may create them.
 
 The kernel enforces these limits at once, while the resource monitor checks only at intervals.
-Cgroup v1 and v2 are supported, and each controller separately. The resource monitor covers a limit
-without a controller.
+Cgroup v1 and v2 are supported, for each controller separately. The resource monitor covers a limit
+for which there is no controller.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CommandCgroup(Struct):
 
 
 class CgroupManager:
-    """Creates a control group for each command. `controllers` is empty if this machine does not allow it."""
+    """Creates a control group for each command. `controllers` is empty if this machine does not allow this."""
 
     def __init__(self, parents: Sequence[CgroupParent]) -> None:
         self._parents = parents

@@ -1,6 +1,6 @@
 """Decides what a command can access in its sandbox: files, network, and resource limits.
 
-Of the settings and the request, the stricter one applies. This module has no side effects.
+If the settings and the request differ, the stricter one applies. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retinue.sandbox.base import MIB, Confinement, NetworkAccess, ResourceLimits
 from retinue.sandbox.errors import SandboxPathRefused
 from retinue.sandbox.network_rules import filter_allowed
 
-SCRATCH_FOLDER = Path("/tmp")  # working directory without access to the workspace
+SCRATCH_FOLDER = Path("/tmp")  # working directory if there is no access to the workspace
 _STRICTEST_FIRST = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)
 
 

@@ -1,4 +1,4 @@
-"""Errors of the sandbox, with the reason that a command was not started."""
+"""Errors of the sandbox, which say why a command was not started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses in which sandbox, if any, a command runs. `confinement` decides what the command can access there.
+"""Chooses the sandbox, if any, in which a command runs. `confinement` decides what the command can access there.
 
 The choice depends on the settings, the request, and facts about the command and the machine. If a
 command runs without a sandbox, another module decides whether a person must approve it:
@@ -23,7 +23,7 @@ from retinue.sandbox.confinement import CommandFacts, RequestedConfinement, buil
 
 
 class SandboxChoice(Struct, frozen=True, kw_only=True):
-    """The sandbox that was chosen for a command, and the decision whether the command may run in it.
+    """The sandbox that was chosen for a command, and the decision on whether the command may run in it.
 
     `key` identifies the container that commands share. If the decision is to ask, `kind` is off:
     the configured sandbox does not work, and a person decides whether the command may run on the
@@ -65,7 +65,7 @@ def _choose_kind(
     if settings.mode is SandboxMode.NON_MAIN and facts.is_main:
         because = 'the owner uses this session directly, and `sandbox.mode` is "non-main"'
         return SandboxKind.OFF, Decision(DecisionKind.ALLOW, because)
-    probe = probes.get(settings.kind, SandboxProbe(False, "it was not tested yet"))
+    probe = probes.get(settings.kind, SandboxProbe(False, "it has not been tested yet"))
     if probe.works:
         return settings.kind, Decision(DecisionKind.ALLOW, f"it runs in the sandbox {settings.kind}")
     because = f"{settings.kind} does not work here, so it would run without a sandbox: {probe.because}"

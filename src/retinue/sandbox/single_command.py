@@ -1,6 +1,6 @@
-"""Runs a program that the settings name, such as a hook, until it exits, and returns its output.
+"""Runs a program named in the settings, such as a hook, until it exits, and returns its output.
 
-Commands of agents run in `tools/shell`.
+Commands from agents are run by `tools/shell`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.structs import replace
 from retinue.sandbox.base import Confinement, RunningCommand, Sandbox
 
-LIMIT_MARGIN_S = 5.0  # after `timeout_s`, in case the command was not stopped then
+LIMIT_MARGIN_S = 5.0  # after `timeout_s`, in case the command has not stopped by then
 SHOWN_CHARS_MAX = 200
 
 
 class CommandFailed(RetinueError):
-    """A program that the settings name has failed."""
+    """A program named in the settings has failed."""
 
     code = "command.failed"
 
 
 class OwnerCommandFailed(CommandFailed):
-    """A program that the settings name ended with an error, took too long, or wrote too much."""
+    """A program named in the settings ended with an error, took too long, or wrote too much."""
 
     def __init__(self, argv: Sequence[str], *, because: str) -> None:
         program = argv[0].rpartition("/")[2] if argv else ""
@@ -42,7 +42,7 @@ async def run_command(
     timeout_s: float,
     bytes_max: int,
 ) -> bytes:
-    """Run a command with an input, and return its output.
+    """Run a command with the given input, and return its output.
 
     Raises `CommandFailed` if the command fails, or `SandboxFailed` if it was not started. The
     timeout is in real seconds, independent of the server's clock.

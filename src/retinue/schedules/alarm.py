@@ -10,7 +10,7 @@ from retinue.domain.ports import Clock
 
 log = logging.getLogger(__name__)
 
-# Check at least this often: the wall clock may jump, and timers do not carry delays of months.
+# Check at least this often: the wall clock may jump, and timers do not support delays of months.
 TICK_MAX_S = 60.0
 RETRY_S = 1.0
 
@@ -18,9 +18,9 @@ RETRY_S = 1.0
 class Alarm:
     """Calls the function `ring` whenever something is due.
 
-    `ring` performs what is due and returns the seconds until it should be called again. It is
+    `ring` does what is due and returns the seconds until it should be called again. It is
     called earlier after `trigger`, and at the latest after `tick_max_s` seconds. If `ring` fails,
-    it is called again, because otherwise no schedule would run any more.
+    it is called again, because otherwise no schedule would run again.
     """
 
     def __init__(

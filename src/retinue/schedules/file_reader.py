@@ -16,7 +16,7 @@ from retinue.tools.files.file_snapshot import read_snapshot_if_exists
 async def read_with_trust(file_services: FileServices, path: str) -> ContentWithTrust | None:
     """Read a file and its trust, or return None if there is no file.
 
-    If the path is a link, the lower trust of link and file applies.
+    If the path is a link, the lower trust of the link and the file applies.
     """
     real = await asyncio.to_thread(os.path.realpath, path)
     async with file_services.lock_file(real):

@@ -87,7 +87,7 @@ class ChecklistReader:
         return await self._build_prompt(schedule, agent, session, filed, checklist, forced=forced)
 
     async def _busy_reason(self, schedule: Schedule, session: SessionId) -> str:
-        """Wait until the session is idle, for at most half of the heartbeat's interval and a fixed maximum.
+        """Wait until the session is idle, for at most half of the heartbeat's interval, up to a fixed maximum.
 
         Returns the reason to skip the heartbeat if the session is still busy, or an empty string.
         """
@@ -96,7 +96,7 @@ class ChecklistReader:
         while await self.is_busy(session):
             if waited_s >= longest_s:
                 return f"busy: its conversation was busy for {format_duration(int(waited_s))}"
-            # Wait as long again as before: short runs are not missed, and long ones are not polled often.
+            # Wait as long again as so far: short runs are not missed, and long ones are not polled often.
             wait_s = min(max(waited_s, BUSY_CHECK_S_MIN), BUSY_CHECK_S_MAX, longest_s - waited_s)
             await self.clock.sleep(wait_s)
             waited_s += wait_s
@@ -151,7 +151,7 @@ class ChecklistReader:
 def _select_tasks(task_files: Sequence[HeartbeatTaskFile], wanted: tuple[str, ...]) -> list[HeartbeatTaskFile]:
     """Return the heartbeat tasks with the given ids. A task that no longer exists is included, with the reason."""
     by_id = {each.task.id: each for each in task_files}
-    gone = "the task does not exist any more"
+    gone = "the task no longer exists"
     return [
         by_id.get(id_) or HeartbeatTaskFile(HeartbeatTask(id=id_, title=id_, text=""), because=gone)
         for id_ in dict.fromkeys(wanted)

@@ -74,7 +74,7 @@ class _ScheduleFolder(Struct, frozen=True):
 
 
 class _SyncedState(Struct, frozen=True):
-    """The file's text and the stored schedule's version, from the last time when both had the same content."""
+    """The file's text and the stored schedule's version, as of the last time when both had the same content."""
 
     text: str
     updated_ms: int
@@ -128,7 +128,7 @@ class ScheduleFileSync:
         """
         async with self._lock:
             if await self._run_blocking(self._create_directory):
-                # A file that is gone deletes its schedule. A folder that is gone was lost: write all files again.
+                # A missing file deletes its schedule. A missing folder was lost: write all files again.
                 await self._write_store(schedules.forget_files)
                 self._synced.clear()
             await self._remove_deleted()

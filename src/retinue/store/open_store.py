@@ -1,6 +1,6 @@
 """Open a store and upgrade its schema.
 
-A damaged store, or one that a newer version has written, is rejected and not changed.
+A damaged store, or one written by a newer version, is rejected and not changed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def open_store(
     """Open the store at a file path or a `postgresql://` URL, and upgrade its schema.
 
     `lock` describes the server that opens a PostgreSQL database. Raises `StoreLocked` if another
-    server uses the database. A SQLite file needs no lock here, because its data directory is
+    server is using the database. A SQLite file needs no lock here, because its data directory is
     locked.
     """
     if isinstance(url, str) and url.startswith(("postgresql", "postgres:")):
@@ -103,7 +103,7 @@ async def _open_postgres(text: str, faults: CrashPoints, schema: StoreSchema, re
         url = sa.make_url(f"postgresql+psycopg:{rest}")
         lock = ServerLock(url, request) if request is not None else None
         if lock is not None:
-            await lock.acquire()  # first: nothing may change in a database that another server uses
+            await lock.acquire()  # first: nothing may change in a database that another server is using
         try:
             await asyncio.get_running_loop().run_in_executor(None, prepare_postgres, url, schema)
         except BaseException:
@@ -118,7 +118,7 @@ async def _open_postgres(text: str, faults: CrashPoints, schema: StoreSchema, re
 
 
 def prepare_store_file(path: Path, *, schema: StoreSchema = SCHEMA, faults: CrashPoints = NO_FAULTS) -> None:
-    """Rename the database file if it still has the name of earlier versions. The caller holds the instance lock."""
+    """Rename a database file that still has its former name. The caller must hold the instance lock."""
     shutil.rmtree(path.parent / OFFLINE_COPY, ignore_errors=True)  # left by an offline command that was killed
     with _translate_errors(path):
         rename_former_file(path, known_revisions=schema.known_revisions, faults=faults)
@@ -217,7 +217,7 @@ def _upgrade_in_transaction(conn: sa.Connection, schema: StoreSchema) -> None:
 def _create_file(path: Path, schema: StoreSchema) -> None:
     """Create a new database under a temporary name, and give it its final name when it is complete.
 
-    So a crash leaves no incomplete file at `path`.
+    A crash therefore leaves no incomplete file at `path`.
     """
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     _remove_copy(new)
@@ -250,7 +250,7 @@ def _link_into_place(new: Path, path: Path) -> None:
 def _upgrade_copy(path: Path, schema: StoreSchema) -> None:
     """Run the migrations on a copy of the database, then delete the copy.
 
-    So a migration that fails does not affect the database.
+    A migration that fails therefore does not affect the database.
     """
     copy = _upgrade_copy_path(path)
     try:
@@ -313,9 +313,10 @@ def _translate_errors(path: Path) -> Generator[None]:
 
 
 def _check_writable(conn: sa.Connection) -> None:
-    """Check that the database file can be written.
+    """Check that the database file is writable.
 
-    SQLite opens a read-only file without an error, so otherwise only the first write would fail.
+    SQLite opens a read-only file without an error, so without this check, only the first write
+    would fail.
     """
     raw: Any = conn.connection.dbapi_connection
     raw.execute("BEGIN IMMEDIATE")

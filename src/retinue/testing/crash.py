@@ -37,7 +37,7 @@ from retinue.testing.server_description import ServerSource
 
 KILLS = 100
 KILLS_QUICK = 8
-NTH_ARRIVAL_MAX = 4  # the server is killed at one of this many first arrivals at a crash point
+NTH_ARRIVAL_MAX = 4  # the server is killed at a random one of the first arrivals at a crash point, up to this one
 NTH_ARRIVAL_S_MAX = 30.0  # time for a crash point to be reached more than once; after that, the first time is enough
 FIRST_ARRIVAL_S_MAX = 120.0
 START_S_MAX = 120.0
@@ -98,7 +98,7 @@ UNREACHED_COMMITS = frozenset(
 )
 
 
-# The steps of an upgrade from an earlier version, which a new instance never takes. Tests of the upgrade kill there.
+# The steps of an upgrade from an earlier version, which a new instance never takes. The upgrade tests kill it there.
 UPGRADE_STEPS = frozenset(["rename-store"])
 
 # Commits of inbound connectors, of which a trial has none. The fault test suite tests each of them with failures.
@@ -302,7 +302,7 @@ class CrashTrial:
             store.close()
 
 
-# A request can be answered while the delivery of its envelope, whose first attempt failed, waits for the next one.
+# A request can be answered while its envelope, whose first delivery attempt failed, is waiting for the next one.
 _UNFINISHED = """
 SELECT (SELECT count(*) FROM delegations WHERE kind = 'external' AND state = 'open')
      + (SELECT count(*) FROM envelopes WHERE recipient LIKE 'channel:%' AND status <> 'done')
@@ -442,7 +442,7 @@ class CrashReport:
             f"  {'crash points visited':<28}{len(self.visited_points):>5}/{len(self.plan.points)}",
             f"  {'killed at random':<28}{self.random_kills:>8}",
             f"  {'start to request served, s':<28}{_format_percentiles(self.start_times_s)}",
-            f"  {'start to mail answered, s':<28}{_format_percentiles(self.answer_times_s)}",
+            f"  {'start to first answer, s':<28}{_format_percentiles(self.answer_times_s)}",
             *table,
             *(f"  problem: {problem}" for problem in self.problems),
             last if self.ok or not self.verdict.is_ok else last.replace(": ok", ": FAILED"),
@@ -466,7 +466,7 @@ async def run_crash_test(plan: CrashPlan) -> CrashReport:
     async with open_trial(plan.folder, seed=plan.seed) as (tried, writing):
         tour = KillTour(tried, chance)
         try:
-            for point in setup + others:  # a commit of the first start is best interrupted in the first start
+            for point in setup + others:  # a commit of the first start must be interrupted during the first start
                 await tour.kill_at_point(point)
             for _ in range(plan.kills):
                 await tour.kill_at_random()
@@ -509,7 +509,7 @@ def _measure_recoveries(trial: CrashTrial) -> tuple[list[float], list[float]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=None, help=f"number of kills at random times (default: {KILLS})")
-    parser.add_argument("--quick", action="store_true", help=f"half of the commits, and only {KILLS_QUICK} kills")
+    parser.add_argument("--quick", action="store_true", help=f"one side of each commit, and {KILLS_QUICK} random kills")
     parser.add_argument("--seed", type=int, default=None, help="seed, to repeat the same kills")
     parser.add_argument("--keep", action="store_true", help="keep the folder even if all checks pass")
     given = parser.parse_args(arguments)

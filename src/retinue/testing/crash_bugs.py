@@ -36,7 +36,7 @@ from retinue.store.sessions import sessions
 
 COMMIT_DELAY_S = 0.1
 
-# The patched objects, as Any, because no type allows this.
+# The objects to patch, as Any, because their types do not allow it.
 _patched_intake: Any = EnvelopeIntake
 _patched_journal: Any = RunJournal
 _patched_appender: Any = RecordAppender

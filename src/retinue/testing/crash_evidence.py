@@ -67,7 +67,7 @@ class StoredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptedCall:
-    """A tool call that was interrupted, so that its result is unknown."""
+    """A tool call that was interrupted, so its result is unknown."""
 
     run: str
     word: str
@@ -112,7 +112,7 @@ class OutsideMark:
 
     @property
     def parts(self) -> int:
-        """The number of parts in which the envelope was sent to which this line belongs."""
+        """The number of parts in which the envelope of this line was sent."""
         return int(self.by.rpartition("/")[2]) if "/" in self.by else 1
 
     @property
@@ -124,7 +124,7 @@ class OutsideMark:
 class StoredOccurrence:
     """One occurrence of a schedule, as the crash test reads it from the store.
 
-    A skipped occurrence represents all later occurrences before `until_ms`, too.
+    A skipped occurrence also represents all later occurrences before `until_ms`.
     """
 
     schedule: str

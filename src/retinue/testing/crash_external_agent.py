@@ -1,6 +1,6 @@
 """The external agent of the crash test: an HTTP server on loopback that is not killed with the server.
 
-The external agent receives requests by HTTP and answers with signed callbacks. It trusts nothing.
+The external agent receives requests over HTTP and answers with signed callbacks. It trusts nothing.
 It writes to disk what it received, what it is about to send, and how the server responded, before
 it acts on any of these.
 """
@@ -146,7 +146,7 @@ class CrashExternalAgent:
     async def _send_callback(self, callback: CallbackEntry, path: str) -> None:
         """Send a callback, and retry it with the same id until the server responds."""
         await self.log.write(callback)
-        line, until = ApiConnection(self.data_dir), time.monotonic() + CALLBACK_S_MAX  # time limit: as of any client
+        line, until = ApiConnection(self.data_dir), time.monotonic() + CALLBACK_S_MAX  # time limit: as for any client
         try:
             while time.monotonic() < until:
                 try:

@@ -1,6 +1,6 @@
 """The log of the crash test's clients.
 
-A client writes everything that it sends or receives to disk, before it acts on it.
+A client writes to disk everything that it sends or receives, before it acts on it.
 """
 
 from __future__ import annotations

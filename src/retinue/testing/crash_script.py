@@ -1,4 +1,4 @@
-"""The text protocol of the crash test, by which clients, model and verdict match each question to its answer.
+"""The text protocol of the crash test, with which clients, model and verdict match each question to its answer.
 
 A question is a line such as `s12-m7 two-tools 0.05`. It contains a token, the action for the model,
 and the delay of the model in seconds. The answer contains `<s12-m7 appended interrupted>`: the
@@ -42,7 +42,7 @@ class ScriptAction(StrEnum):
     TOOL = "tool"  # a call that must not be repeated
     TWO_TOOLS = "two-tools"
     ASK = "ask"  # a call that needs approval
-    VARIABLE = "whim"  # a call with other arguments each time the model is asked, as real models make
+    VARIABLE = "whim"  # a call whose arguments differ each time the model is called, as with real models
     DELEGATE = "hand"  # a task for another agent
     DELEGATE_TWO = "hand-two"  # two tasks at once
     DELEGATE_ASK = "hand-ask"  # a task for which the other agent needs approval
@@ -120,7 +120,7 @@ def parse_answers(text: str) -> list[ScriptAnswer]:
 
 
 def parse_late_tasks(text: str) -> list[str]:
-    """Return the delegated tasks that a text reports as done later.
+    """Return the delegated tasks that the text reports as done later.
 
     The text says so itself, or contains the result of a call that was allowed after its turn.
     """
@@ -144,7 +144,7 @@ def list_tasks(token: str, action: ScriptAction) -> list[str]:
 
 
 def external_answer(text: str) -> str:
-    """Return the answer that the external agent gives to a text."""
+    """Return the answer that the external agent gives to this text."""
     return "\n".join((*_answer_tasks(text), *(str(ScriptAnswer(question.token)) for question in parse_questions(text))))
 
 

@@ -47,9 +47,7 @@ from retinue.testing.tools import AppendLineTool
 from retinue.tools.base import ToolContext
 
 PART_CHARS_MAX = 8  # per message, so that every envelope to a channel leaves in several parts
-AFTER_EFFECT_S = (
-    0.01  # how long a call takes after its effect, and a channel for each delivery: time in which to be killed
-)
+AFTER_EFFECT_S = 0.01  # how long a call takes after its effect, and a channel for each delivery: the time for a kill
 ATTEMPTS_MAX = 20
 CONCURRENCY_MAX = 100
 CALLS_PER_MINUTE = 1_000_000

@@ -190,7 +190,7 @@ def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         if envelope.status != "done" or envelope.outcome is None:
             yield CrashFinding(FindingKind.LOST, f"{name} is {envelope.status}, outcome {envelope.outcome}")
         elif not envelope.because:
-            yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} ended {envelope.outcome} without a because")
+            yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} ended {envelope.outcome} without a reason")
         elif (
             envelope.kind == "message"
             and envelope.outcome not in ("answered", "delivered")
@@ -406,7 +406,7 @@ def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             yield CrashFinding(FindingKind.DOUBLED, f"{entry.message} was accepted twice, with different results")
         if envelope is None or (envelope.key, envelope.reply_to) != (entry.message, entry.answers):
             yield CrashFinding(
-                FindingKind.LOST, f"{entry.message} was accepted as {entry.envelope[:8]}, which is not stored so"
+                FindingKind.LOST, f"{entry.message} was accepted as {entry.envelope[:8]}, which is missing or differs"
             )
         words = callbacks.get((entry.session, entry.message))
         if words is not None and entry.answers not in (None, words.request):

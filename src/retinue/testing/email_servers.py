@@ -33,7 +33,7 @@ AUTHSERV = "mx.retinue.test"
 SERVER_ADDRESS = "retinue@retinue.test"
 MARIA_ADDRESS = "maria@example.org"
 
-# Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
+# The input of this script ends when the test process does, even by kill -9, so no server outlives its tests.
 CLEANUP_SCRIPT = 'read _; kill $(cat "$1"/*.pid); sleep 1; rm -rf "$1"'
 
 EXIM = r"""
@@ -236,7 +236,7 @@ class EmailServers:
         dovecot checks for a change every second.
         """
         self.write_passwords({person: password})
-        wait_until_sync(lambda: self._can_log_in(person, password), "dovecot goes by the new password")
+        wait_until_sync(lambda: self._can_log_in(person, password), "dovecot uses the new password")
 
     def write_passwords(self, other: Mapping[str, str]) -> None:
         current = self.folder / "spool" / "passwords"
@@ -274,9 +274,9 @@ class EmailServers:
     ) -> None:
         """Send an email through exim as a person's email client would.
 
-        Without `login`, send it as an unknown email server would. Returns once the email was
-        delivered. Otherwise two emails could arrive in another order, because exim delivers each in
-        a separate process.
+        Without `login`, send it as an unknown email server would. Returns once the email has been
+        delivered. Otherwise, two emails could arrive in the wrong order, because exim delivers each
+        in a separate process.
         """
         before = len(self._files(to.partition("@")[0]))
         with smtplib.SMTP("127.0.0.1", self.smtp) as line:
@@ -401,7 +401,7 @@ def _write_configuration(servers: EmailServers) -> None:
         DOVECOT.format(user=user.pw_uid, group=group, unprivileged=unprivileged, **places)
     )
     servers.write_passwords({})
-    if is_root:  # both servers have processes of other users, which a strict umask would keep out
+    if is_root:  # both servers run processes as other users, whom a strict umask would keep out
         for each in ("", "spool", "mail", "run", "state"):
             (folder / each).chmod(0o755)
         for each in ("spool", "spool/passwords", "mail", "key.pem", "cert.pem"):

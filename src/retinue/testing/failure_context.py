@@ -122,7 +122,7 @@ def forget_test(*, keep: list[FailureSubject]) -> None:
 
 
 def last_lines(text: str, lines_max: int = LINES_MAX) -> str:
-    """Return the last lines of a text. Secrets are redacted, and the length of each line is limited."""
+    """Return the last lines of the text. Secrets are redacted, and the length of each line is limited."""
     lines = text.splitlines()
     kept = redact("\n".join(lines[-lines_max:])[-TEXT_CHARS_MAX:]).splitlines()
     left_out = len(lines) - lines_max

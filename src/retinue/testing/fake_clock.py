@@ -104,8 +104,8 @@ def to_utc(moment: datetime) -> datetime:
 
 
 async def _let_others_run() -> None:
-    # asyncio does not report when all tasks wait. This many passes are enough for a woken task to
-    # get through dozens of futures, queues and tasks. A pass in which nothing is ready costs
-    # microseconds.
+    # asyncio does not report when all tasks are waiting. This many passes are enough for a woken
+    # task to get through dozens of futures, queues and tasks. A pass in which nothing is ready
+    # costs microseconds.
     for _ in range(LOOP_PASSES):
         await asyncio.sleep(0)

@@ -152,7 +152,7 @@ class FakeConnector:
         )
 
     def will_break(self, *, arrives: bool, times: int = 1, channel: str | None = None) -> None:
-        """Break the connection during the next deliveries, before or after they arrived."""
+        """Break the connection during the next deliveries, before or after they arrive."""
         for _ in range(times):
             self._add_fault(DeliveryFault(breaks=True, arrives=arrives), channel)
 

@@ -121,7 +121,7 @@ class FakeTelegram:
         reply_to: int | None = None,
         **content: Any,
     ) -> int:
-        """Send a message as a person: a text, or other `content`. Returns the message id."""
+        """Send a message as a person: text, or other `content`. Returns the message id."""
         where = self.chats[chat_id]
         message: Json = {"message_id": next(self._ids), "from": sender, "chat": where.chat, "date": next(self._dates)}
         if text:
@@ -202,7 +202,7 @@ class FakeTelegram:
             self.on_update()
 
     def on_update(self) -> None:
-        """Called when an update is queued. A subclass overrides this, to wake a bot that waits for updates."""
+        """Called when an update is queued. A subclass overrides this, to wake a bot that is waiting for updates."""
 
     # --- what the bot has sent ---
 
@@ -415,7 +415,7 @@ def _parse_text(arguments: Json, key: str) -> tuple[str, list[Json]]:
 
 
 def _mark_entities(key: str, text: str) -> Json:
-    """Return the mentions and commands in a text that Telegram marks automatically."""
+    """Return the entities for the mentions and commands that Telegram marks automatically in this text."""
     found = [
         {"type": each.lastgroup, "offset": utf16_length(text[: each.start()]), "length": utf16_length(each[0])}
         for each in _AUTO_ENTITIES.finditer(text)

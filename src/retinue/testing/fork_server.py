@@ -160,7 +160,7 @@ def serve(control: socket.socket) -> Callable[[], int] | None:
 
 
 def _ignore_signal(number: int, frame: object) -> None:
-    """Handle a signal by doing nothing. Without a handler, the signal would be ignored and not wake `select`."""
+    """Handle a signal by doing nothing. Without a handler, the signal would be ignored and would not wake `select`."""
 
 
 def _report_ended(running: dict[int, socket.socket]) -> None:

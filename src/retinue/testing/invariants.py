@@ -44,12 +44,12 @@ RULES = {
     "order": "a session's envelopes are taken in the order (rank, due time, seq), and answered in the same order",
     "exclusive": "a session has one live run, and no more runs are live than there are slots",
     "fenced": "an epoch only grows, and only the worker that holds it writes for a run",
-    "unrequested": "each call is allowed by a rule, a grant or an approval of this call",
+    "unrequested": "each call is allowed by a rule, a grant or an approval of that call",
     "intent": "effects and model calls are stored before they happen, and each one stored as done has happened",
     "at-most-once": "a run that must not be repeated is not continued after a crash",
     "status": "done stays done, an ended run stays ended, a decision stays decided",
     "records": "records are appended without a gap, and every call has its result next to it",
-    "events": "events are numbered without a gap and report every outcome, and accepted time never goes back",
+    "events": "events are numbered without a gap and report every outcome, and acceptance times never go backwards",
     "context": "a model reads exactly the stored context",
     "promptness": "due work is done within a time limit, and each sender is notified of the outcome",
     "occurrences": "every occurrence of a schedule runs once or is skipped with a reason, and there are no others",
@@ -300,7 +300,7 @@ class InvariantChecker:
         elif row != (draft.source, draft.idempotency_key):
             self.report(
                 "doubled",
-                f"the receipt for {draft.idempotency_key} names {short_id(receipt.envelope)}, which is another's",
+                f"the receipt for {draft.idempotency_key} names {short_id(receipt.envelope)}, another envelope",
             )
         known = self._ids_by_key.setdefault((draft.source, draft.idempotency_key), receipt.envelope)
         if known != receipt.envelope:
@@ -533,7 +533,7 @@ class InvariantChecker:
             if left is not None:
                 self.report("order", f"{short_id(change.id)} was taken in {point} before {short_id(left[0])}")
             if point == "step" and self._fetch_one(_STEER_SENDER, change.id) is None:
-                self.report("order", f"{short_id(change.id)} steers a run of another person")
+                self.report("order", f"{short_id(change.id)} steers another person's run")
 
     # --- regularly, and at the end ---
 
@@ -705,7 +705,7 @@ class InvariantChecker:
         self._check_context(session, found)
 
     def _check_context(self, session: str, found: Sequence[Record]) -> None:
-        """Check that the context begins where its newest mark or summary says, and that its summaries are counted."""
+        """Check that the context begins where its newest marker or summary says, and that its summaries are counted."""
         mark = max(record.seq for record in found if isinstance(record.body, ContextStart))
         summaries = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
         expected = (summaries[-1].kept_from if summaries else mark, len(summaries))

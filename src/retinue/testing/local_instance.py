@@ -104,7 +104,7 @@ async def _open_host_sandbox() -> Sandbox:
 
 
 def boss_principal(name: str) -> Principal:
-    """Return a person with the permission level `boss`, who may decide about everything."""
+    """Return a person with the permission level `boss`, who may decide everything."""
     return Principal(address=address.person_address(name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
@@ -190,7 +190,7 @@ class LocalServer:
     async def wait_for(self, body: Any, *, what: str) -> Any:
         """Wait until `body(conn)` returns something other than None or False, and return that result.
 
-        `what` completes the message of the failure: "waited 120 s in vain for ...".
+        `what` completes the failure message: "waited 120 s in vain for ...".
         """
         watcher = self.events.subscribe(None)
         try:
@@ -312,7 +312,7 @@ class LocalInstance:
     create_access_control: Callable[[Store, EnvelopeIntake], AccessControl] | None = None  # None: everyone may write
     handle_press: HandlePress | None = None  # None: a press answers its approval, as in a real server
     speech_settings: Callable[[], SpeechSettings] | None = None
-    get_refusal: GetRefusal = allow_all  # tells where agents may not send
+    get_refusal: GetRefusal = allow_all  # says where agents may not send
     outbox_limits: OutboxLimits = field(default_factory=OutboxLimits)
     reply_delivery: ReplyDelivery = DEFAULT_REPLY_DELIVERY  # the same for every connector
     create_engine: Callable[..., EmbeddedEngine] = EmbeddedEngine

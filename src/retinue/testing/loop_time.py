@@ -25,7 +25,7 @@ class _ShiftedTime:
 
 
 def skip_loop_time(seconds: float) -> None:
-    """End every sleep and timeout of the running event loop that ends within `seconds`.
+    """End every sleep and timeout of the running event loop that is due within `seconds`.
 
     They end once the caller awaits something. From then on, the time of the loop stays ahead by
     `seconds`.

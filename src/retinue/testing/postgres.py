@@ -43,7 +43,7 @@ SETTINGS = (
 # The data is disposable, so skip fsync unless the variable is set.
 NO_FSYNC_SETTINGS = ("fsync=off", "synchronous_commit=off")
 
-# Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
+# The input of this script ends when the test process does, even by kill -9, so no server outlives its tests.
 CLEANUP_SCRIPT = 'read _; kill -QUIT "$1"; sleep 1; rm -rf "$2" "$3"'
 
 
@@ -93,7 +93,7 @@ class PostgresServer:
 @contextmanager
 def run_postgres_server() -> Generator[PostgresServer]:
     """Run a private PostgreSQL server in a temporary folder. Any number of servers may run at the same time."""
-    # Not TMPDIR: a socket path is limited to about 100 bytes, and the unprivileged user must reach it.
+    # Not TMPDIR: a socket path is limited to about 100 bytes, and the unprivileged user must be able to reach it.
     folder = Path(tempfile.mkdtemp(prefix="retinue-pg-", dir="/tmp"))
     memory = find_memory_disk()
     data = Path(tempfile.mkdtemp(prefix="retinue-pg-data-", dir=memory or folder))

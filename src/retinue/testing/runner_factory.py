@@ -22,7 +22,7 @@ from retinue.tools.toolbox import Toolbox
 class LoopParts:
     """The model router, the agent loop and the session options of a test server.
 
-    `settings` may be replaced while the server runs.
+    `settings` may be replaced while the server is running.
     """
 
     def __init__(

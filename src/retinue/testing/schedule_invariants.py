@@ -2,7 +2,7 @@
 
 `schedule_oracle` computes when schedules are due. The database triggers of this module record which
 occurrences the server creates, releases, skips and removes in each commit. The two must agree. Each
-occurrence while a schedule was enabled must have run once, or been skipped with a reason. There
+occurrence at which a schedule was enabled must have run once, or been skipped with a reason. There
 must be no other occurrences.
 """
 

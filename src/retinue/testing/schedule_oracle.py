@@ -34,7 +34,7 @@ class CronFields(NamedTuple):
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    matches_either_day: bool  # both are limited, and one match is enough
+    matches_either_day: bool  # both days and weekdays are restricted, and a match of either is enough
     is_interval: bool  # at intervals, not at times of day
 
 

@@ -128,7 +128,7 @@ def describe_why(database: Path | str | sa.Connection, error: BaseException | No
         paragraphs = [paragraph for paragraph in _paragraphs(conn, find_ids(error)) if paragraph]
     where = f"Read from {database}. " if isinstance(database, Path) else ""
     if not paragraphs:
-        return f"{where}There is no envelope and no run in the store."
+        return f"{where}There are no envelopes or runs in the store."
     text = redact("\n\n".join(paragraphs))
     if len(text) > WHY_CHARS_MAX:
         text = f"{text[:WHY_CHARS_MAX]}…\n(cut off after {WHY_CHARS_MAX} characters)"

@@ -37,7 +37,7 @@ NAMES = (
     *("ada", "bob", "cleo", "dan", "eve", "fay", "gus", "hal", "ida", "jan"),
     *("kim", "lou", "max", "nia", "ole", "pia", "quin", "rea", "sol", "tom"),
 )
-AGENTS_WITH_SENDERS = 6  # people write to so many agents; the others get work from schedules and from each other
+AGENTS_WITH_SENDERS = 6  # people write to this many agents; the others get work from schedules and from each other
 
 
 @dataclass(frozen=True, slots=True)

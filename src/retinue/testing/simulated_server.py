@@ -173,7 +173,7 @@ class ProcessControl:
 
     def kill(self) -> None:
         self.is_killed = True
-        self._running.set()  # tasks that wait at a checkpoint find out
+        self._running.set()  # so that tasks waiting at a checkpoint notice it
 
     async def checkpoint(self) -> None:
         while not self._running.is_set():
@@ -293,7 +293,7 @@ class SimulatedStore:
             if disk.raw_connection.in_transaction:
                 disk.raw_connection.execute("ROLLBACK")  # killed before the commit: no trace of it may remain
             else:
-                # killed after the commit: it is stored, and the server did not learn so
+                # killed after the commit: it is stored, but the server does not know
                 server.environment.on_commit(server, point)
             raise
         except Exception as error:

@@ -90,7 +90,7 @@ class SimulationReport:
 async def simulate_runs(seed: int, trace: EventTrace, *, runs: int, rules: Collection[str]) -> SimulationReport:
     """Simulate a server until the given number of runs have started.
 
-    Idle phases, in which no events happen, are in between and at the end.
+    Idle phases, in which no events happen, come in between and at the end.
     """
     with TemporaryDirectory() as home:
         return await _drive_runs(Workload(seed, trace, Path(home), rules=rules), runs=runs)
@@ -145,7 +145,7 @@ async def _wait_until_idle(workload: Workload) -> None:
     now_ms = to_ms(workload.clock.now())
     (latest_ms,) = raw.execute("SELECT latest_ms FROM counters").fetchone()
     (waking_ms,) = raw.execute("SELECT coalesce(max(resume_ms), 0) FROM runs").fetchone()
-    # The server's time never goes back. After the wall clock did, it stays until that has caught up.
+    # The server's time never goes backwards. If the clock was set back, it stands still until the clock catches up.
     standing_still_s = max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
     deadline = workload.loop.time() + IDLE_WAIT_S_MAX + standing_still_s  # time limit: virtual
     while (
@@ -159,7 +159,7 @@ async def _wait_until_idle(workload: Workload) -> None:
             workload.checker.report("promptness", f"the server does not become idle: {'; '.join(left[:5])}")
             break
         await asyncio.sleep(2)  # sleep: virtual time
-        await workload.disable_schedules()  # a run that still works may have added a schedule
+        await workload.disable_schedules()  # a run that is still working may have added a schedule
     workload.checker.check_ledger(to_ms(workload.clock.now()))
     workload.trace("the server is idle")
 
@@ -175,7 +175,7 @@ async def _wait_for_deferred(workload: Workload) -> None:
         if due_ms is None:
             return
         workload.jump_clock_by(timedelta(milliseconds=max(0, due_ms - to_ms(workload.clock.now()))))
-        # A clock jump fires no timer, but the server compares with the wall clock at least every minute.
+        # A clock jump fires no timer, but the server checks the wall clock at least every minute.
         await asyncio.sleep(70)  # sleep: virtual time
         await _wait_until_idle(workload)
 
@@ -214,8 +214,8 @@ def hash_store(raw: sqlite3.Connection) -> str:
 def _describe_server(workload: Workload, error: BaseException | None) -> FailureDescription:
     """Describe the simulated server for a failure report.
 
-    A violation of an invariant ends the loop, and is raised here as a cancellation. So the
-    violation that the checker found is reported first.
+    A violation of an invariant ends the loop, and is raised here as a cancellation. The
+    violation that the checker found is therefore reported first.
     """
     return ServerSource(database=workload.disk.connection)(workload.checker.violation or error)
 
@@ -297,13 +297,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m retinue.testing.simulation", description=__doc__)
     parser.add_argument("seed", type=int, nargs="+")
     parser.add_argument(
-        "--runs", type=int, default=RUNS_DEFAULT, help=f"how many runs to live through (default {RUNS_DEFAULT})"
+        "--runs", type=int, default=RUNS_DEFAULT, help=f"number of runs to simulate (default: {RUNS_DEFAULT})"
     )
-    parser.add_argument("--days", type=float, help="live through so many days instead, in which there is no storm")
+    parser.add_argument("--days", type=float, help="simulate this many days of ordinary use instead")
     parser.add_argument(
-        "--from", dest="begin", type=date.fromisoformat, default=START_DATE, help=f"the first ({START_DATE})"
+        "--from", dest="begin", type=date.fromisoformat, default=START_DATE, help=f"first day (default: {START_DATE})"
     )
-    parser.add_argument("--trace", action="store_true", help="tell everything as it happens")
+    parser.add_argument("--trace", action="store_true", help="print every event as it happens")
     chosen = parser.parse_args(arguments)
     for seed in chosen.seed:
         try:

@@ -210,7 +210,7 @@ class Workload:
         return bool(self._tasks)
 
     async def watch_promptness(self) -> None:
-        """Check regularly that no due envelope waits without a reason."""
+        """Check regularly that no due envelope is waiting without a reason."""
         while True:
             await asyncio.sleep(CHECK_EVERY_IDLE_S if self._is_idle_phase else CHECK_EVERY_S)  # sleep: virtual time
             self._check_promptness()
@@ -260,7 +260,7 @@ class Workload:
         await asyncio.gather(*(self._send(self._build_draft(writer)) for _ in range(self.rng.randint(5, 25))))
 
     async def resend_envelope(self) -> None:
-        """Send an envelope again with the same idempotency key, sometimes with another text."""
+        """Send an envelope again with the same idempotency key, sometimes with different text."""
         if not self._sent:
             return
         draft = self.rng.choice(self._sent[-20:])
@@ -664,7 +664,7 @@ class Workload:
         self.checker.check_model_context(server, prompt)
         last = prompt.records[-1]
         self._model_calls[prompt.session, last.seq] += 1
-        # Asked again, a real model may reply differently. The count makes sure that this one does.
+        # Called again, a real model may reply differently. The count makes sure that this one does.
         again = self._model_calls[prompt.session, last.seq]
         chance = random.Random(f"model {self.seed} {prompt.session} {last.seq} {again}")
         line = draw_reply(model, prompt, chance, can_schedule=self.is_stress)

@@ -1,7 +1,7 @@
 """A deterministic event loop for simulations, with virtual time and a task order that a seed decides.
 
 `simulate(seed, main)` runs `main` without real time, threads or sockets. Time passes only when all
-tasks wait, so hours of sleep take no real time. The seed decides races between tasks, so a seed
+tasks are waiting, so hours of sleep take no real time. The seed decides races between tasks, so a seed
 that found a bug finds it again.
 
 The loop cannot make everything repeatable. Above all, sets of strings iterate in an order that
@@ -145,7 +145,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
         The same code with the same seed has the same fingerprint in every process. The hash is
         computed from numbers and qualified names, never from addresses. Another Python version may
-        give another fingerprint.
+        give a different fingerprint.
         """
         return self._trace.hexdigest()
 

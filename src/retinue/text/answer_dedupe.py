@@ -1,17 +1,17 @@
-"""Removes text from an answer that the same run has already sent to the channel."""
+"""Removes from an answer the text that the same run has already sent to the channel."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-REPEATED_CHARS_MIN = 10  # shorter texts are often repeated on purpose: "Yes.", "Done."
+REPEATED_CHARS_MIN = 10  # shorter text is often repeated on purpose: "Yes.", "Done."
 
 _WHITESPACE = re.compile(r"\s+")
 
 
 def remove_repeated_text(text: str, sent_texts: Iterable[str]) -> str:
-    """Return the answer without the texts that its run has already sent to the channel.
+    """Return the answer without the text that its run has already sent to the channel.
 
     Returns an empty string if nothing else is left.
     """

@@ -1,4 +1,4 @@
-"""The options of a question in a channel, and how they are answered: with a button, a keyword or a number.
+"""The options of a question in a channel, and how a person chooses one: with a button, a keyword or a number.
 
 The data of a button contains the id of the question. The id is different in every channel, and
 cannot be guessed. When a button is pressed, the server checks who pressed it and whether this person

@@ -1,6 +1,6 @@
-"""Splits a text that is longer than a platform's message limit, at places where a reader would pause.
+"""Splits text that is longer than a platform's message limit, at places where a reader would pause.
 
-Lengths are counted as the platform counts them. A text is cut between paragraphs or, if that is not
+Lengths are counted as the platform counts them. Text is cut between paragraphs or, if that is not
 possible, between lines, sentences or words. A word is cut only if it is longer than a message. If a
 code block is cut, its fence is closed before the cut and opened again after it.
 """
@@ -30,7 +30,7 @@ _GAP = re.compile(r"\s*\n|[ \t]+")
 
 
 class _Fence(Struct, frozen=True, kw_only=True):
-    """A fenced code block in a text: the offsets of its lines, and its opening and closing lines."""
+    """A fenced code block in the text: the offsets of its lines, and its opening and closing lines."""
 
     start: int
     body: int
@@ -41,7 +41,7 @@ class _Fence(Struct, frozen=True, kw_only=True):
 
 
 def measure_length(text: str, unit: LengthUnit) -> int:
-    """Return the length of a text as the platform counts it."""
+    """Return the length of the text as the platform counts it."""
     match unit:
         case LengthUnit.CHARACTERS:
             return len(text)
@@ -60,10 +60,10 @@ def split_text(
     preferred_break: BlockBreak = BlockBreak.PARAGRAPH,
     min_length: int | None = None,
 ) -> list[str]:
-    """Split a text into pieces that are at most `limit` long, in `unit`.
+    """Split text into pieces that are at most `limit` long, in `unit`.
 
     A paragraph, line or sentence break is used only if the piece before it is at least `min_length`
-    long (default: half of the limit). Returns no pieces for a blank text.
+    long (default: half of the limit). Returns no pieces for blank text.
     """
     if limit < LIMIT_MIN:
         raise ValueError(f"no text fits into {limit} {unit.value}")
@@ -82,7 +82,7 @@ def truncate_text(text: str, limit: int, *, unit: LengthUnit) -> str:
 
 
 def _split_paragraphs(text: str) -> Iterator[str]:
-    """Yield each paragraph of a text. A code block is one paragraph, even with blank lines in it."""
+    """Yield each paragraph of the text. A code block is one paragraph, even with blank lines in it."""
     fences, start = _find_fences(text), 0
     for found in _PARAGRAPH.finditer(text):
         if found.start() < start or _fence_at(fences, found.start()) is not None:

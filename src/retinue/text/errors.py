@@ -1,4 +1,4 @@
-"""Errors for command lines that cannot be parsed, and for texts that cannot be wrapped."""
+"""Errors for command lines that cannot be parsed, and for text that cannot be wrapped."""
 
 from __future__ import annotations
 

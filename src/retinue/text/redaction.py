@@ -156,8 +156,8 @@ def _build_index(secrets: Iterable[tuple[str, str]]) -> _SecretIndex:
 def _build_trie_pattern(words: list[str]) -> str:
     """Return one regular expression that matches any of these words of equal length. The pattern is a trie.
 
-    A position in a text is rejected as soon as no word continues with its next character. So the
-    search stays fast with thousands of words.
+    A position in the text is rejected as soon as no word continues with its next character. The
+    search therefore stays fast with thousands of words.
     """
     if len(words) == 1:
         return re.escape(words[0])
@@ -197,14 +197,14 @@ def _redact_values(text: str, index: _SecretIndex) -> str:
 def _prefix_pattern(prefix: str, rest: str) -> re.Pattern[str]:
     """Return a pattern that matches words with this prefix, followed by `rest`.
 
-    A lookbehind checks that the word begins with the prefix. It comes after the prefix, so that a
+    A lookbehind checks that the word begins with the prefix. It comes after the prefix, so that
     text without the prefix is rejected quickly.
     """
     return re.compile(rf"{re.escape(prefix)}(?<![\w-]{re.escape(prefix)}){rest}")
 
 
 _HAS_DIGIT = r"(?=[\w-]{0,200}\d)"
-# Required substring, pattern, name. After its prefix each pattern matches a single run, so there is no backtracking.
+# Required substring, pattern, name. After its prefix, a pattern matches one run of characters: no backtracking.
 SECRET_PATTERNS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("sk-", _prefix_pattern("sk-", rf"{_HAS_DIGIT}[\w-]{{16,}}"), "api-key"),
     ("sk_live_", _prefix_pattern("sk_live_", r"\w{8,}"), "api-key"),
@@ -263,7 +263,7 @@ def _redact_private_keys(text: str) -> str:
             continue
         pieces += (text[done:begin], build_placeholder("private-key"))
         body = title + len(_KEY_TITLE)
-        if 0 <= end < body:  # one search serves all BEGIN lines before it, so a text full of BEGIN lines stays linear
+        if 0 <= end < body:  # one search serves all BEGIN lines before it, so text full of BEGIN lines stays linear
             end = text.find(_KEY_END, body)
         done = _find_key_end(text, body, end)
     return "".join((*pieces, text[done:]))
@@ -304,7 +304,7 @@ class Redactor:
         return redact_patterns(_redact_values(text, self._index))
 
     def redact_values(self, text: str) -> str:
-        """Redact known secret values only. Use this if a text may contain strings that look like keys but must stay."""
+        """Redact known secret values only. Use this for text with strings that look like keys but must stay."""
         return _redact_values(text, self._index)
 
     @property
@@ -322,7 +322,7 @@ class Redactor:
 
 
 def redact_part(text: str, begin: int, end: int, redact: Callable[[str], str]) -> str:
-    """Return the redacted part of a text from `begin` to `end`, for callers that show a long text in parts.
+    """Return the redacted part of the text from `begin` to `end`, for callers that show long text in parts.
 
     The text around the part is searched too, so a secret that is only partly in the part is also
     redacted.
@@ -335,7 +335,7 @@ def redact_part(text: str, begin: int, end: int, redact: Callable[[str], str]) -
 
 
 def _common_prefix_length(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
+    """Return how many characters two strings have in common at their beginning."""
     if other.startswith(one):
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))

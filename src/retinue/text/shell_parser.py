@@ -1,7 +1,7 @@
 """Parses command lines that mean the same in every shell: plain words, and operators between commands.
 
-Everything that a shell would expand, redirect, substitute or run in the background is refused. So
-the command that the policy checks is exactly the command that runs.
+Everything that a shell would expand, redirect, substitute or run in the background is refused. The
+command that the policy checks is therefore exactly the command that runs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The caller passes the random id of the markers.
 
-The author of a text cannot know the id, so the text cannot close its wrapper. Everything that looks
+The author of the text cannot know the id, so the text cannot close its wrapper. Everything that looks
 like a marker, in any alphabet, is removed too. Otherwise a model could mistake an imitation for a
 real marker.
 """
@@ -33,7 +33,7 @@ REMOVED = "[marker removed]"
 _ID = re.compile(r"[0-9a-f]{16,64}")
 _FIELD = re.compile(r"[a-z][a-z_ ]{0,30}")
 _MARKER_WORD = re.compile(r"[\s._-]{0,3}".join("untrusted"))
-# The brackets are searched before the word, within this many characters. To search for them first would be quadratic.
+# The brackets are searched before the word, within this many characters. Searching for them first would be quadratic.
 _MARKER_OPENING_CHARS_MAX = 64
 _MARKER_OPENING = re.compile(r"(?:[<\[{(]\s*){2,}[/\\_*=:#|-]*\s*(?:e\s*n\s*d[\s_-]*(?:of[\s_-]*)?)?\Z")
 _WRAPPED = re.compile(
@@ -87,13 +87,13 @@ def wrap_untrusted(text: str, *, id: str, source: Mapping[str, str]) -> str:
 def unwrap_untrusted(text: str) -> str:
     """Return a wrapped text without warning, source and markers, to show it to a person.
 
-    A text that is not wrapped is returned unchanged.
+    Text that is not wrapped is returned unchanged.
     """
     return _WRAPPED.sub(lambda found: found["text"], text)
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether a whole text is in one intact wrapper.
+    """Whether the whole text is in one intact wrapper.
 
     It does not matter who wrote the wrapper: a wrapper from the sender has the same effect.
     """

@@ -69,7 +69,7 @@ class ToolContext:
     `sender` is the address for which the run works. `can_use` tells whether the agent has a given
     tool in this run.
 
-    A subagent acts as `effective_agent`, the first agent of the chain that started it, and follows
+    A subagent acts as `effective_agent`, the first agent in the chain that started it, and follows
     the rules of all its `parent_agents`. Requests, reads and commands of this call are made as
     `effective_agent`.
     """
@@ -145,7 +145,7 @@ class SandboxedTool(Protocol):
 
 @runtime_checkable
 class ConfirmedTool(Protocol):
-    """A tool that has calls which the owner must confirm each time.
+    """A tool with calls that the owner must confirm each time.
 
     Grants and the trust of the context do not change this. `decide_confirmation` returns None for a
     call that needs no confirmation.
@@ -196,7 +196,7 @@ def _build_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace each reference by its definition. This ends, because no argument type refers to itself."""
+    """Replace each reference with its definition. This ends, because no argument type refers to itself."""
     if isinstance(schema, list):
         return [_inline_references(part, definitions) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):

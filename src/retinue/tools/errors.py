@@ -58,7 +58,7 @@ class QuestionnaireSessionMissing(ToolFailed):
 
 
 class TooManyQuestionnaires(ToolFailed):
-    """Too many questionnaires of the session are unanswered."""
+    """The session has too many unanswered questionnaires."""
 
     code = "questionnaire.too_many"
 
@@ -100,7 +100,7 @@ class LinkInvalid(ToolFailed):
 
 
 class WindowRenamed(Invalid):
-    """A connection reports a different id for its browser window than it did first."""
+    """A connection reports a different id for its browser window than it did at first."""
 
     code = "window.renamed"
 
@@ -108,7 +108,7 @@ class WindowRenamed(Invalid):
         super().__init__(
             "a browser window cannot change its id",
             because=f"this connection first reported the id {before}",
-            try_this="open a connection for each browser window",
+            try_this="open a separate connection for each browser window",
         )
 
 
@@ -235,7 +235,7 @@ class PermissionForAnother(ToolFailed):
     def __init__(self) -> None:
         super().__init__(
             "you can request permissions only for yourself here",
-            because="this conversation has no person who could decide for another agent",
+            because="this conversation has no person who could decide about another agent",
             try_this="leave `agent` out",
         )
 

@@ -23,7 +23,7 @@ CACHED_AGENTS_MAX = 1_000
 class GrantCache:
     """Caches the grants of each agent until a grant is written.
 
-    The entries expire soon, because other processes may also write grants.
+    The entries expire quickly, because other processes may also write grants.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:

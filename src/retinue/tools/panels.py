@@ -3,7 +3,7 @@
 The content of panels is untrusted. A title or a context repeats whatever the panel shows, such as
 an email, a web page or a file that a stranger wrote.
 
-The person's browser opens a link with everything in its address. So `open_url` can send data to the
+The person's browser requests the complete address of a link, so `open_url` can send data to the
 outside.
 """
 

@@ -1,7 +1,7 @@
 """Truncates tool results that are too long, and reads the full text later.
 
 The model sees the beginning and how to read on. The full text is stored like an attachment, by the
-hash of its bytes. It can be read as `result:ID`, only in the session whose record names it.
+hash of its bytes. It can be read as `result:ID`, but only in the session whose record names it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Splits a long text into pages. Lines and columns count from 1, and only a newline character ends a line."""
+"""Splits long text into pages. Lines and columns count from 1, and only a newline character ends a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.text.redaction import redact_part
 
 
 class TextPage(Struct, frozen=True, kw_only=True):
-    """One page of a text.
+    """One page of text.
 
     `next_line` is None at the end of the text. `next_column` is greater than 1 if the page ended in
     the middle of a line.

@@ -969,7 +969,7 @@ export interface Operations {
   "session.reset_after_run": { parameters: SessionResetAfterRunRequest; result: SessionResetAfterRunResult; hasEffect: true };
   /** Set whether a session's replies are sent to its channel. */
   "session.set_sending": { parameters: SessionSendingRequest; result: SessionSendingSet; hasEffect: true };
-  /** Read a conversation with the original texts of its messages, newest page first. */
+  /** Read a conversation with the original text of its messages, newest page first. */
   "session.transcript": { parameters: TranscriptRequest; result: SessionTranscript; hasEffect: false };
   /** Show how a run ended, and its models, tokens and cost. */
   "run.show": { parameters: RunIdRequest; result: RunDetails; hasEffect: false };
@@ -997,9 +997,9 @@ export interface Operations {
   "session.restore": { parameters: SessionIdRequest; result: SessionSummary; hasEffect: true };
   /** Delete a session. */
   "session.delete": { parameters: SessionIdRequest; result: SessionDeleted; hasEffect: true };
-  /** List the envelopes that wait in a session, in the order in which they will be read. */
+  /** List the envelopes that are waiting in a session, in the order in which they will be read. */
   "session.queued": { parameters: QueuedEnvelopeListRequest; result: QueuedEnvelopeList; hasEffect: false };
-  /** Set how messages queue while a run is active. */
+  /** Set how messages are queued while a run is active. */
   "session.set_queue": { parameters: SessionQueueRequest; result: SessionQueueSet; hasEffect: true };
   /** List delegations between agents. */
   "delegation.list": { parameters: DelegationListRequest; result: DelegationList; hasEffect: false };
@@ -1093,7 +1093,7 @@ export interface Operations {
   "config.export": { parameters: EmptyRequest; result: ConfigExported; hasEffect: false };
   /** List all settings, their values and where each value is set. */
   "config.fields": { parameters: EmptyRequest; result: ConfigFields; hasEffect: false };
-  /** Preview a change of the settings file without making it. */
+  /** Preview a change to the settings file without making it. */
   "config.preview": { parameters: ConfigPreviewRequest; result: ConfigPreview; hasEffect: false };
   /** Show the agents and your pending approvals. */
   "server.status": { parameters: EmptyRequest; result: ServerStatus; hasEffect: false };
@@ -1103,11 +1103,11 @@ export interface Operations {
   "server.ledger": { parameters: EmptyRequest; result: LedgerCheckResult; hasEffect: false };
   /** Explain what happened to an envelope, run, approval or session. */
   "server.why": { parameters: WhyRequest; result: WhyExplanation; hasEffect: false };
-  /** Show active runs, and waiting envelopes with the reason why each waits. */
+  /** Show active runs, and waiting envelopes with the reason why each is waiting. */
   "server.lanes": { parameters: LaneListRequest; result: LaneList; hasEffect: false };
   /** Show the server log, newest first. */
   "server.logs": { parameters: LogListRequest; result: LogEntryList; hasEffect: false };
-  /** Back up all data to a new folder while the server runs. */
+  /** Back up all data to a new folder while the server is running. */
   "server.backup": { parameters: BackupRequest; result: BackupResult; hasEffect: true };
   /** Delete old data, or by default only count it. */
   "server.purge": { parameters: PurgeRequest; result: PurgeResult; hasEffect: true };

@@ -8,7 +8,7 @@ const fields = {
   description: { label: "Description", hint: "One line about what the agent does. Other agents read it too." },
   icon: { label: "Icon", hint: "An emoji or a few letters. Default: the first letters of the name." },
   color: { label: "Color", hint: "" },
-  visible: { label: "Visible in lists", hint: "A hidden agent still works, but lists and other agents do not show it." },
+  visible: { label: "Visible in lists", hint: "A hidden agent still works, but it is not shown in lists or to other agents." },
   instructions: { label: "Instructions", hint: "Added to the system prompt, together with the file SOUL.md." },
   model: { label: "Model", hint: "" },
   fallbacks: { label: "Fallback models", hint: "Tried in this order if the model fails." },

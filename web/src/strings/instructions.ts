@@ -17,7 +17,7 @@ export const instructions = {
   expandAll: "Expand all",
   collapseAll: "Collapse all",
   copyAll: "Copy system prompt",
-  outsideSections: "The template also contains text outside of these sections. Select Full text to see it.",
+  outsideSections: "The template also contains text outside these sections. Select Full text to see it.",
   fullText: "Full text",
   files: "Files",
   template: "Template",

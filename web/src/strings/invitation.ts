@@ -2,7 +2,7 @@
 
 export const invitationStrings = {
   title: "Invitation",
-  text: "You were invited to this server. Accept the invitation to sign in with this browser.",
+  text: "You have been invited to this server. Accept the invitation to sign in with this browser.",
   signedInAlready: "Another person is signed in with this browser. If you accept, that person is signed out here.",
   accept: "Accept invitation",
   decline: "Not now",

@@ -61,7 +61,7 @@ export const panels = {
     itself: "a panel cannot be placed beside itself",
     single: (type: string): string => `a panel of type ${type} is already open, and only one is allowed`,
     link: "this URL cannot be opened: it must be an http or https URL without credentials",
-    tooManyLinks: "too many links: other links still wait for the person to open or decline them",
+    tooManyLinks: "too many links: other links are still waiting for the person to open or decline them",
     declined: "the person declined to open the link",
     pending: "the link is shown with an Open button; the person has not pressed it yet",
     unknown: "unknown panel command",

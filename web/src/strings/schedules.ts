@@ -80,7 +80,7 @@ export const schedules = {
   stretch: (count: number | null, from: string, until: string): string =>
     `${count === null ? "More than 1,000 times" : pluralize(count, "time", "times")}, from ${from} until ${until}`,
   /** Why an occurrence was skipped, by the first word of the server's reason. */
-  reasons: { missed: "The server was not running", overlap: "The previous run was not finished", gate: "The gate declined" } as Record<string, string>,
+  reasons: { missed: "The server was not running", overlap: "The previous run was not finished", gate: "The gate was closed" } as Record<string, string>,
   took: (span: string): string => `took ${span}`,
   occurrence: (at: string): string => `occurrence of ${at}`,
 

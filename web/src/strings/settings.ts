@@ -94,7 +94,7 @@ export const settings = {
     delete: "Delete person",
     deleteTitle: (name: string): string => `Delete ${name}?`,
     deleteText: (name: string): string =>
-      `${name} is signed out everywhere, and their runs are stopped. Their conversations and messages are deleted, and the name cannot be used again. This cannot be undone; only a backup still has the data.`,
+      `${name} is signed out everywhere, and their runs are stopped. Their own conversations and messages are erased, and the name cannot be used again. This cannot be undone. Chats in other apps, files of agents and backups are not changed.`,
     confirm: (name: string): string => `Type ${name} to confirm`,
     deleted: (name: string, sessions: number, envelopes: number): string =>
       `${name} was deleted, with ${pluralize(sessions, "conversation", "conversations")} and ${pluralize(envelopes, "message", "messages")}.`,
@@ -280,14 +280,14 @@ export const settings = {
     lines: "Log lines",
     earlier: "Show earlier lines",
     emptyTitle: "No log lines",
-    emptyText: "No line matches the filters. The server logs what it does, without message texts and secrets.",
+    emptyText: "No line matches the filters. The server logs what it does, without message texts or secrets.",
   },
 
   models: {
     credentials: "Provider keys",
     credentialsText: "Keys stay in the environment or in your files. They are never shown.",
     noKeysTitle: "No provider keys yet",
-    noKeysText: "The built-in guide needs no key. For other models, add a key here or set a variable such as ANTHROPIC_API_KEY before you start the server.",
+    noKeysText: "The offline guide needs no key. For other models, add a key here or set a variable such as ANTHROPIC_API_KEY before you start the server.",
     states: { ready: "ready", cooling_down: "paused after errors", unreadable: "unreadable" } as Record<string, string>,
     forServer: "for all agents",
     forAgent: (agent: string): string => `for ${agent}`,

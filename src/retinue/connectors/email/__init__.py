@@ -1,6 +1,6 @@
-"""Connects an email account: reads emails by IMAP, and sends them by SMTP.
+"""Connects an email account: reads emails over IMAP and sends them over SMTP.
 
-A channel is one thread with one correspondent, `ADDRESS/THREAD`. If another person replies in the
+A channel, `ADDRESS/THREAD`, is one thread with one correspondent. If another person replies in the
 thread, that person has a separate channel. An answer goes only to the address in the channel's name.
 """
 
@@ -32,12 +32,12 @@ PLATFORM = Platform(
         SettingQuestion(key="password", ask="Password", secret=True, help="many providers have app passwords for this"),
         SettingQuestion(
             key="authserv_id",
-            ask="First word of the Authentication-Results header of an email received there",
+            ask="First word of the Authentication-Results header of an email received in this account",
             help="it names the server that verifies senders; without it, no sender is verified",
         ),
     ),
     next_steps=(
-        "Send an email to the address. If the access rules refuse it, see them: `retinue connector show NAME`.",
+        "Send an email to the address. If it is refused, check the access rules: `retinue connector show NAME`.",
         "Emails that arrived before the connector was added are not read.",
     ),
 )

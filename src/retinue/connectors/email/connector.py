@@ -53,8 +53,8 @@ FIRST_FETCH_BYTES = 256 * 1024  # the part of an email that is fetched first, to
 RECOVERY_PERIOD = timedelta(days=7)  # how far back to search for unread emails after UIDVALIDITY changed
 INLINE_PARSE_BYTES_MAX = 256 * 1024  # larger emails are parsed in a thread
 
-# Errors of a hostile email that gets past the limits. It is skipped, so that it does not block the
-# mailbox.
+# Errors raised by a hostile email that gets past the limits. The email is skipped, so that it does
+# not block the mailbox.
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ReadPosition(Struct, frozen=True):
 
 
 class EmailConnector:
-    """Connects an email account. A channel is a thread with one correspondent, `ADDRESS/THREAD`.
+    """Connects an email account. A channel, `ADDRESS/THREAD`, is a thread with one correspondent.
 
     A delivery to `ADDRESS` starts a new thread.
     """
@@ -141,7 +141,7 @@ class EmailConnector:
         )
 
     def _read_credentials(self) -> EmailCredentials:
-        """Read the username and secret. Called for each connection, because an access token may expire in an hour."""
+        """Read the username and secret. Called for each connection, because an access token may expire soon."""
         return EmailCredentials(
             username=self._settings.username or self._settings.address,
             secret=self._context.read_secret("password"),
@@ -386,7 +386,7 @@ class EmailConnector:
                 account=account,
                 sentence="email can be read and sent, but no sender can be verified",
                 because="`authserv_id` is not set, so anyone could use any sender address",
-                try_this="set it to the first word of the Authentication-Results header of an email received there",
+                try_this="set it to the first word of the Authentication-Results header of a received email",
             )
         return ConnectorCheckResult(ok=True, account=account, sentence="email can be read and sent")
 

@@ -1,4 +1,4 @@
-"""Parses the email addresses and texts in headers of inbound emails. Only plain addresses are accepted."""
+"""Parses the email addresses and text in headers of inbound emails. Only plain addresses are accepted."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def to_display_text(field: str, length_max: int = NAME_LENGTH_MAX) -> str:
 
 
 def parse_message_ids(field: str) -> tuple[str, ...]:
-    """Return the ids in a `Message-ID`, `In-Reply-To` or `References` header, without brackets.
+    """Return the message ids in a `Message-ID`, `In-Reply-To` or `References` header, without angle brackets.
 
     Ids that are too long are skipped.
     """
@@ -127,7 +127,7 @@ def parse_message_ids(field: str) -> tuple[str, ...]:
 
 
 def is_message_id(text: str) -> bool:
-    """Whether the text is exactly one id without brackets that is safe in a header."""
+    """Whether the text is exactly one message id, without angle brackets, that is safe in a header."""
     return len(text) <= MESSAGE_ID_LENGTH_MAX and _MESSAGE_ID.fullmatch(f"<{text}>") is not None
 
 

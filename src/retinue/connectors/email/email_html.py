@@ -74,7 +74,7 @@ class HtmlTag(Struct, frozen=True):
 
 
 def scan_html(html: str) -> Iterator[HtmlTag | str]:
-    """Yield the tags of an HTML text and the texts between them, in order.
+    """Yield the tags of an HTML document and the text between them, in order.
 
     Scripts, styles, comments and similar content are skipped.
     """
@@ -177,8 +177,8 @@ class _TextWriter:
                     self._hidden = ""
             return
         if tag.name == "a" and self._link:
-            # Show the link target if the text differs from it: a person could see the target in the
-            # email program, a model could not.
+            # Show the link target if the text differs from it: a person can see the target in an
+            # email program; a model cannot.
             link, self._link = self._link, ""
             if link.startswith(("http://", "https://")) and link not in "".join(self._line[self._link_at :]):
                 self._line.append(f" ({link})")

@@ -13,7 +13,7 @@ from retinue.connectors.email.errors import EmailConnectionUnencrypted
 from retinue.connectors.email.settings import EmailLogin, EmailSecurity
 
 CONNECT_S_MAX = 30.0
-ANSWER_S_MAX = 60.0  # default timeout for an answer of the server
+ANSWER_S_MAX = 60.0  # default timeout for an answer from the server
 CLOSE_S_MAX = 5.0
 LINE_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES = 64 * 1024
@@ -161,6 +161,6 @@ def _describe_error(error: Exception) -> str:
 
 
 def to_printable(raw: bytes) -> str:
-    """Return a text from a server in a form that is safe to show: truncated, and without control characters."""
+    """Return text from a server in a form that is safe to show: truncated, and without control characters."""
     text = raw[:200].decode("utf-8", "replace")
     return "".join(char if char.isprintable() else " " for char in text).strip()

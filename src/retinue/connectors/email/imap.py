@@ -69,7 +69,7 @@ class ImapClient:
         self._connection = connection
         self._tag_count = 0
         self._capabilities: frozenset[bytes] = frozenset()
-        # A server announces a new email once, in any response: during a search, or before it idles.
+        # A server announces a new email only once, in any response, for example during a search or before IDLE.
         self._has_new = asyncio.Event()
 
     @classmethod
@@ -92,7 +92,7 @@ class ImapClient:
         await self._connection.close()
 
     async def log_out(self) -> None:
-        """Log out if the server still responds, and close the connection."""
+        """Log out if the server is still responding, and close the connection."""
         with suppress(EmailConnectionBroke, ImapRefused, TimeoutError):
             async with asyncio.timeout(LOGOUT_S_MAX):
                 await self._run_command(b"LOGOUT", action="log out")
@@ -245,7 +245,7 @@ class ImapClient:
             if response.tag == b"*" and response.status == b"BYE":
                 raise EmailConnectionBroke(f"the server closed the connection: {to_printable(response.rest)}")
             on_response(response)
-        raise EmailConnectionBroke("the response of the server does not end")
+        raise EmailConnectionBroke("the server's response does not end")
 
     async def _send(self, command: bytes) -> bytes:
         self._tag_count += 1
@@ -273,7 +273,7 @@ class ImapClient:
 def _is_free_text(line: bytes) -> bool:
     """Whether the line ends with free text for people, such as the line of a status response.
 
-    The end of such a text may look like the announcement of a literal, but no literal follows.
+    The end of such text may look like the announcement of a literal, but no literal follows.
     """
     tag, _, rest = line.partition(b" ")
     return tag == b"+" or rest.partition(b" ")[0].upper() in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH")
@@ -288,7 +288,7 @@ def _require_ok(response: ImapResponse, *, action: str, permanent: bool) -> Imap
 
 
 def _quote_string(text: str) -> bytes:
-    """Quote a text as an IMAP string.
+    """Quote text as an IMAP string.
 
     Characters that cannot be quoted are refused, which prevents command injection.
     """

@@ -1,6 +1,6 @@
 """Builds an email from a delivery part. A part that is sent again has the same Message-ID.
 
-The subject is the only header that contains text of an agent, and it is limited to one line. This
+The subject is the only header that contains text from an agent, and it is limited to one line. This
 prevents header injection.
 """
 
@@ -114,7 +114,7 @@ def build_email(
 
 
 def _build_references(thread: EmailThread, quoted_message_id: str) -> tuple[str, ...]:
-    """Return the Message-IDs of the earlier emails in the thread. The last is the email that is answered."""
+    """Return the Message-IDs of the earlier emails in the thread. The last one is the email being answered."""
     ids = [each for each in thread.ids if each != quoted_message_id and is_message_id(each)]
     if is_message_id(quoted_message_id):
         ids.append(quoted_message_id)

@@ -115,9 +115,9 @@ def _get_text(message: MimeMessage) -> str:
 
 
 def _add_subject(text: str, subject: str, *, starts_thread: bool) -> str:
-    """Add the subject before the text if the email starts a thread, because people write part of the message there.
+    """Put the subject before the text if the email starts a thread: people write part of the message in the subject.
 
-    A text that is a command stays unchanged.
+    An empty text is replaced by the subject. The subject is never added to a command.
     """
     words = make_storable(text)
     if subject and (not words or (starts_thread and not words.startswith("/"))):

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 QUOTED_CHARS_MAX = 20_000
 ATTRIBUTION_LINES_MAX = 4  # some programs fold "On ... wrote:"
-_SEPARATOR_CHARS_MAX = 400  # longer lines are no separators
+_SEPARATOR_CHARS_MAX = 400  # longer lines are not separators
 
 _ATTRIBUTION = re.compile(
     r"(?:On\b.{4,}\bwrote|Am\b.{4,}\bschrieb\b.*|Le\b.{4,}\ba écrit|El\b.{4,}\bescribió|Il\b.{4,}\bha scritto|"
@@ -34,7 +34,7 @@ class StrippedText(Struct, frozen=True):
 
 
 def is_forwarded(subject: str) -> bool:
-    """Whether the email is a forward, so that the quoted history is its content."""
+    """Whether the email is a forward, in which case the quoted history is its content."""
     return _FORWARDED.match(subject) is not None
 
 
@@ -87,7 +87,7 @@ def _is_separator(lines: list[str], at: int) -> bool:
 
 
 def _count_attribution_lines(lines: list[str], at: int) -> int:
-    """Return how many lines an attribution such as `On ... wrote:` has that begins at this line, or 0."""
+    """Return the number of lines of an attribution, such as `On ... wrote:`, that begins at this line, or 0."""
     if not _ATTRIBUTION_START.match(lines[at].strip()):
         return 1 if _ATTRIBUTION.fullmatch(lines[at].strip()[:_SEPARATOR_CHARS_MAX]) else 0
     joined = ""

@@ -1,8 +1,7 @@
 """Verifies the sender of an email, and detects automated emails.
 
-Anyone can write any address into a `From` header. An address is trusted only if the receiving server
-reports that it verified the address. An automated email is never answered, to prevent an endless
-exchange.
+Anyone can write any address in a `From` header. An address is trusted only if the receiving server
+reports that it verified the address. An automated email is never answered, to prevent mail loops.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def get_automated_reason(message: MimeMessage, author: Mailbox | None) -> str:
     if content_type.startswith(("multipart/report", "message/delivery-status")):
         return "it is a report about another email"
     if author is not None and _AUTOMATED_ADDRESS.match(author.address):
-        return "its address is typical for programs"
+        return "its address is typical of programs"
     return ""
 
 
@@ -160,7 +159,7 @@ def is_vouched_for(message: MimeMessage, authserv_id: str, domain: str) -> bool:
     """Whether the receiving server reports that it verified the author's domain, by DMARC or DKIM.
 
     Only the topmost `Authentication-Results` header of that server counts, because the sender may
-    have written the headers below it. If a header before it cannot be parsed, the result is false.
+    have written the headers below it. If a header above it cannot be parsed, the result is false.
     """
     for value in message.get_all("authentication-results"):
         plain = _strip_comments(value[:RESULTS_CHARS_MAX])

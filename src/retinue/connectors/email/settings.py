@@ -37,7 +37,7 @@ def check_one_line(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmailSettings:
-    """An email account. Email is read by IMAP and sent by SMTP."""
+    """An email account. Email is read over IMAP and sent over SMTP."""
 
     address: str = setting("", "Email address of the account.", check=check_email_address, example="agents@example.org")
     aliases: tuple[str, ...] = setting(
@@ -46,7 +46,7 @@ class EmailSettings:
     display_name: str = setting(
         "", "Name that recipients see as the sender. Default: only the address.", check=check_one_line
     )
-    username: str = setting("", "Username for the login at both servers. Default: `address`.", check=check_one_line)
+    username: str = setting("", "Username for logging in to both servers. Default: `address`.", check=check_one_line)
     password_env: str = setting("", "Name of the environment variable that contains the password or access token.")
     password_file: str = setting("", "File that contains only the password or access token.")
     login: EmailLogin = setting(
@@ -65,7 +65,7 @@ class EmailSettings:
         "Encryption of the SMTP connection: `tls`, `starttls`, or `none` (only for a server on this machine).",
     )
     ca_bundle: str = setting(
-        "", "File with CA certificates to trust instead of those of the system. Default: those of the system."
+        "", "File with CA certificates to trust instead of the system's. Default: the system's CA certificates."
     )
     mailbox: str = setting("INBOX", "Mailbox (mail folder) from which email is read.", check=check_one_line)
     authserv_id: str = setting(
@@ -83,11 +83,11 @@ class EmailSettings:
     )
     idle_s: float = setting(300.0, "Maximum duration of one IDLE command, in seconds.", least=1, most=1680)
     answer_timeout_s: float = setting(
-        60.0, "Maximum time for an answer of the IMAP or SMTP server, in seconds.", least=1, most=600
+        60.0, "Maximum time to wait for an answer from the IMAP or SMTP server, in seconds.", least=1, most=600
     )
     email_bytes_max: int = setting(
         25 * MIB,
-        "Maximum size of an email, in bytes. Of a larger email, only the beginning is read, without attachments.",
+        "Maximum size of an email, in bytes. Only the beginning of a larger email is read, without attachments.",
         least=64 * 1024,
         most=100 * MIB,
     )

@@ -33,7 +33,7 @@ _DOT = re.compile(rb"(?:\A|(?<=\r\n))\.")
 
 
 class SendResultUnknown(ConnectionError):
-    """The whole email was sent, but it is unknown whether the server accepted the email."""
+    """The whole email was sent, but it is unknown whether the server accepted it."""
 
 
 class SmtpReply(Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ class SmtpClient:
             lines.append(line[4:])
             if line[3:4] != b"-":
                 return SmtpReply(code=int(line[:3]), lines=lines)
-        raise EmailConnectionBroke("the response of the server does not end")
+        raise EmailConnectionBroke("the server's response does not end")
 
 
 def build_delivery_failed(error: SmtpRefused | TooLargeForServer | EmailConnectionBroke) -> DeliveryFailed:

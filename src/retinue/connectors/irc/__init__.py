@@ -21,7 +21,7 @@ PLATFORM = Platform(
         SettingQuestion(key="host", ask="Server", help="host name, such as irc.libera.chat"),
         SettingQuestion(key="port", ask="Port", default="6697", help="6697 is the default port for TLS"),
         SettingQuestion(key="nick", ask="Nick", default="retinue"),
-        SettingQuestion(key="channels", ask="Channels to join", help="such as #home; separate several with commas"),
+        SettingQuestion(key="channels", ask="Channels to join", help="such as #home; separate them with commas"),
         SettingQuestion(
             key="account_password",
             ask="Password of the account on the network, if there is one",

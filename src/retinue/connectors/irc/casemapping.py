@@ -80,7 +80,7 @@ def apply_isupport(features: IrcServerFeatures, tokens: tuple[str, ...]) -> IrcS
 
 
 def _parse_limit(text: str, default: int) -> int:
-    # A server that announces unlimited names would leave no space for the text.
+    # A server that announces names of unlimited length would leave no space for the text.
     return min(int(text), 200) if text.isascii() and text.isdigit() and int(text) > 0 else default
 
 

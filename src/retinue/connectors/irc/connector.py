@@ -69,7 +69,7 @@ class IrcConnector:
     def capabilities(self) -> ConnectorCapabilities:
         """The capabilities of this connector.
 
-        The maximum length of a text depends on the bot's prefix, which the server may change.
+        The maximum length of the text depends on the bot's prefix, which the server may change.
         """
         present = self._client
         manners = present.registration.features if present else IrcServerFeatures()
@@ -240,7 +240,7 @@ class IrcConnector:
             if client.fold(client.nick) != client.fold(client.wanted_nick):
                 client.transport.write(encode_message("NICK", client.wanted_nick))  # it may be free now
             if client.messages_received != before or len(self._pending) >= PENDING_MAX:
-                continue  # it is alive, or we do not read at the moment
+                continue  # it is alive, or we are not reading at the moment
             client.transport.write(encode_message("PING", trailing=client.token))
             await self._clock.sleep(self._settings.answer_timeout_s)
             if client.messages_received == before:
@@ -271,7 +271,7 @@ class IrcConnector:
         if self._client is None or self._client.transport.is_closed:
             raise DeliveryFailed(
                 "not connected to the IRC server",
-                try_this=f"wait: it is retried; or: retinue connector test {self.name}",
+                try_this=f"wait for the automatic retry, or test the connector: retinue connector test {self.name}",
             )
         return self._client
 
@@ -296,7 +296,7 @@ class IrcConnector:
                 raise DeliveryFailed("the connection to the IRC server broke before anything was sent") from None
             raise
         except TimeoutError:
-            client.transport.abort()  # the server does not read or does not answer: a new connection may be better
+            client.transport.abort()  # the server is not reading or not answering: a new connection may help
             raise
         finally:
             client.pending_ack = None
@@ -324,7 +324,7 @@ class IrcConnector:
         return person.nick
 
     async def _wait_until_joined(self, client: IrcClient, channel: str) -> None:
-        """Wait until a configured channel is joined. The JOIN may be in progress, or the bot was just removed."""
+        """Wait until a configured channel is joined. The JOIN may be in progress, or the bot has just been removed."""
         while channel in client.channels and channel not in client.joined_channels:
             client.joined.clear()
             try:
@@ -384,7 +384,7 @@ def _invalid_address(channel: str, because: str) -> DeliveryFailed:
 
 
 async def _run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all coroutines until one ends, then cancel the others. Raises what the first coroutine raised."""
+    """Run the coroutines until the first one ends, then cancel the others. Raises what the first one raised."""
     tasks = [asyncio.ensure_future(work) for work in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

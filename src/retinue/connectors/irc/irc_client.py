@@ -1,4 +1,4 @@
-"""A registered connection to an IRC server, which handles the messages of the server."""
+"""A registered connection to an IRC server, which handles the messages from the server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class IrcClient:
     token: str
     wanted_nick: str
     registration: IrcRegistration
-    channels: set[str]  # the channels that we should have joined, case-folded
+    channels: set[str]  # the channels that we should be in, case-folded
     on_removed: Callable[[str], None]  # called for a channel that removed us or refused our JOIN
     joined_channels: set[str] = field(default_factory=set[str])
     messages_received: int = 0  # of any kind: each one shows that the server is alive
@@ -92,7 +92,7 @@ class IrcClient:
     # --- messages from the server ---
 
     def handle(self, message: IrcMessage) -> InboundMessage | None:
-        """Handle one message of the server. If a user wrote it, return it as an inbound message, or else None."""
+        """Handle one message from the server. Returns an inbound message if a user wrote it, or else None."""
         self.messages_received += 1
         match message.command:
             case "PING":

@@ -1,4 +1,4 @@
-"""Removes color codes from received IRC texts, and splits outbound texts into lines."""
+"""Removes color codes from received IRC text, and splits outbound text into lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BREAKS = re.compile(r"[\r\n\x0b\x0c\x85\u2028\u2029]+")
 
 
 def strip_formatting(text: str) -> str:
-    """Remove colors and other invisible control characters from a text."""
+    """Remove color codes and other invisible control characters from text."""
     return _CONTROL_CHARS.sub("", _COLORS.sub("", text))
 
 
@@ -44,7 +44,7 @@ def text_bytes_max(prefix: str, features: IrcServerFeatures, *, target: str | No
 
 
 def split_lines(text: str, bytes_max: int) -> list[str]:
-    """Split a text into lines to send. No line is empty. Long lines are split at spaces."""
+    """Split text into lines to send. No line is empty. Long lines are split at spaces."""
     lines: list[str] = []
     for line in _BREAKS.split(text):
         rest = _CONTROL_CHARS.sub("", line).rstrip()

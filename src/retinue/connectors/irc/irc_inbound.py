@@ -26,7 +26,7 @@ def to_inbound(
     features: IrcServerFeatures,
     fallback_id: str,
 ) -> InboundMessage | None:
-    """Convert an IRC message to an inbound message. Returns None for a server notice, a CTCP request or an empty text.
+    """Convert an IRC message to an inbound message. Returns None for a server notice, a CTCP request or empty text.
 
     `fallback_id` is the message id to use if the server assigns none.
     """

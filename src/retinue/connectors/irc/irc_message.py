@@ -1,6 +1,6 @@
 """Parses and encodes IRC messages: tags, source, command and parameters.
 
-The parser is tolerant, and the encoder is strict: a text with a line break cannot become a second
+The parser is tolerant, and the encoder is strict: text with a line break cannot become a second
 command.
 """
 

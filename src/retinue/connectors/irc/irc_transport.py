@@ -71,7 +71,7 @@ class IrcTransport:
         self.writer.write(b"".join(lines))
 
     def close(self) -> None:
-        """Close the connection. If the server still reads, first send the lines that were already written."""
+        """Close the connection. If the server is still reading, the lines already written are sent first."""
         self.writer.close()
 
     def abort(self) -> None:

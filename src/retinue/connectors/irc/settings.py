@@ -39,7 +39,7 @@ class IrcSettings:
     )
     answer_timeout_s: float = setting(
         30.0,
-        "Maximum time for an answer of the IRC server, in seconds. After that, the connector reconnects.",
+        "Maximum time to wait for an answer from the IRC server, in seconds. After that, the connector reconnects.",
         least=0.1,
     )
     flood_lines: int = setting(

@@ -12,7 +12,7 @@ BACKOFF_MAX_S = 60.0
 RETRY_AFTER_MAX_S = 3600.0  # the longest delay that a platform can request
 NEEDS_OWNER_RETRY_S = 900.0
 HEALTHY_AFTER_S = 60.0  # a connection that lasted this long is healthy, even without messages
-JITTER = 0.5  # the random share of a delay, so that instances that lost a platform together do not reconnect together
+JITTER = 0.5  # the random share of a delay, so that instances that lost a platform together reconnect separately
 _DOUBLINGS_MAX = 10
 
 

@@ -1,7 +1,7 @@
 """Creates every connector from the settings and keeps it listening.
 
-A connector that stops unnoticed loses messages. So each connector has a task that calls its `listen`
-again whenever it ends, and a status that can be read at any time.
+A connector that stops unnoticed loses messages, so each connector has a task that calls its `listen`
+again whenever it ends. Its status can be read at any time.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class ConnectorSupervisor:
                 log.error("connector does not stop", extra={"connector": connector_name})
 
     def abandon(self) -> None:
-        """Cancel everything at once, as in a crash. Platforms deliver messages again that were not confirmed."""
+        """Cancel everything at once, as in a crash. Platforms redeliver messages that were not confirmed."""
         self._is_listening = False
         self._is_stopped = True
         for task in self._tasks():

@@ -1,4 +1,4 @@
-"""Connects Telegram: a bot in private chats and groups, by long polling."""
+"""Connects Telegram: a bot in private chats and groups, using long polling."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class TelegramUser(Struct, frozen=True, kw_only=True):
     first_name: str = ""
     last_name: str = ""
     username: str = ""
-    can_read_all_group_messages: bool = True  # only set for our own bot, in the answer of getMe
+    can_read_all_group_messages: bool = True  # only set for our own bot, in the response to getMe
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class TelegramChat(Struct, frozen=True, kw_only=True):
 
 
 class MessageEntity(Struct, frozen=True, kw_only=True):
-    """A formatted range of a text, counted in UTF-16 units."""
+    """A formatted range of text, measured in UTF-16 code units."""
 
     type: str
     offset: int

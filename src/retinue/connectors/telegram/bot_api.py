@@ -1,6 +1,6 @@
-"""A thin client of the Bot API: each call gives one result or one typed error.
+"""A thin client of the Bot API: each call returns one result or raises one typed error.
 
-The URL of a call contains the token, so exceptions of aiohttp are never passed on. Errors have texts that do not
+The URL of a call contains the token, so exceptions from aiohttp are never passed on. The text of our errors does not
 contain the URL.
 """
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class TelegramRefused(RetinueError):
-    """Telegram understood a call of its API and refused it, so the call had no effect."""
+    """Telegram understood an API call and refused it, so the call had no effect."""
 
     code = "telegram.refused"
 
@@ -54,7 +54,7 @@ class TelegramRefused(RetinueError):
 
 
 class TelegramUnreachable(RetinueError):
-    """Telegram could not be reached, so the call of its API certainly had no effect."""
+    """Telegram could not be reached, so the API call certainly had no effect."""
 
     code = "telegram.unreachable"
 
@@ -99,7 +99,7 @@ class TelegramUpload:
 
 
 class BotApi:
-    """A client of the Bot API for one bot. Keep `http_session` open during several calls to share a session."""
+    """A client of the Bot API for one bot. To share a session between several calls, keep `http_session` open."""
 
     def __init__(self, base: str, token: str, *, timeout_s: float) -> None:
         self._base = base.rstrip("/")
@@ -132,7 +132,7 @@ class BotApi:
         uploads: tuple[TelegramUpload, ...] = (),
         wait_s: float = 0.0,
     ) -> T:
-        """Make one call of the Bot API. `wait_s` is the long-polling timeout in the request."""
+        """Make one Bot API call. `wait_s` is the long-polling timeout in the request."""
         allowed_s = self._timeout_s + wait_s + sum(each.size_bytes for each in uploads) / UPLOAD_BYTES_PER_S
         async with self.http_session() as session:
             status, body = await self._post(session, method, arguments, uploads, allowed_s)
@@ -178,7 +178,7 @@ class BotApi:
 
         return aiohttp.ClientSession(
             # A new connection for each call. On a reused one it would be unknown whether Telegram
-            # closed it before it read the request.
+            # closed the connection before reading the request.
             connector=aiohttp.TCPConnector(force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

@@ -50,7 +50,7 @@ class TelegramWebhookSet(ConnectionLost):
 
 
 class TelegramBotInUse(ConnectionLost):
-    """Another program receives the updates of the bot with the same token."""
+    """Another program with the same token is receiving the bot's updates."""
 
     code = "telegram.bot_in_use"
 
@@ -99,7 +99,7 @@ def _classify_refusal(refused: TelegramRefused) -> tuple[FailureKind, bool, str]
         case 413:
             return FailureKind.TOO_LARGE, True, "send less in one message"
         case 429:
-            return FailureKind.THROTTLED, False, "wait: it is retried automatically"
+            return FailureKind.THROTTLED, False, "wait for the automatic retry"
         case _ if any(each in description for each in _UNKNOWN_CHAT_TEXTS):
             return FailureKind.INVALID_ADDRESS, True, "check the id of the channel, and that the bot is a member"
         case _ if any(each in description for each in _TOO_LARGE_TEXTS):

@@ -1,7 +1,7 @@
 """Receives updates by long polling. The offset advances only past updates that the server has accepted.
 
 While the server is still processing a message (for example a long download), polling continues from
-the same offset. So the message is not confirmed yet, but messages in other channels do not wait.
+the same offset. The message stays unconfirmed, and messages in other channels do not wait.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LongPoller:
         self._clock = clock
         self._connector_name = connector_name
         self._poll_s = poll_s
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by update id, until all before it are confirmed
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by update id, until all updates before it are confirmed
         self._channel_tasks: dict[str, asyncio.Task[None]] = {}  # the latest task of each channel
 
     async def run(self, offset: int | None) -> None:
@@ -106,7 +106,7 @@ class LongPoller:
         return [each for each in batch if each.update_id not in self._tasks]
 
     async def _wait_for_albums(self, batch: UpdateBatch, offset: int | None) -> UpdateBatch:
-        """Poll again until no album in the batch grows any more, and return the complete batch."""
+        """Poll again until the albums in the batch stop growing, and return the complete batch."""
         for _ in range(ALBUM_POLLS_MAX):
             albums = _count_albums(batch)
             if not albums:
@@ -143,7 +143,7 @@ class LongPoller:
     async def _confirm_accepted(self, offset: int | None) -> int | None:
         """Wait briefly for messages in progress. Then confirm accepted updates, and return the new offset.
 
-        All updates before the first that is not accepted are confirmed.
+        All updates before the first one that is not accepted are confirmed.
         """
         tasks = set(self._tasks.values())
         if not tasks:
@@ -205,7 +205,7 @@ def _find_cause(failed: Sequence[asyncio.Task[None]]) -> BaseException:
         ):
             return error
     return ConnectionLost(
-        "a message was not stored", because="the server was stopping", try_this="wait: Telegram delivers it again"
+        "a message was not stored", because="the server was stopping", try_this="wait until Telegram delivers it again"
     )
 
 

@@ -113,7 +113,7 @@ def simplify_options(refused: TelegramRefused, options: TelegramSendOptions) -> 
 
 
 def replace_lone_surrogates(text: str) -> str:
-    """Replace lone surrogates in a text, because a request cannot encode them."""
+    """Replace lone surrogates in text, because a request cannot encode them."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

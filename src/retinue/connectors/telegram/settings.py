@@ -32,13 +32,14 @@ class TelegramSettings:
     )
     timeout_s: float = setting(
         15.0,
-        "Maximum time for an answer of Telegram, in seconds. For a long poll, `poll_s` is added.",
+        "Maximum time to wait for an answer from Telegram, in seconds. For a long poll, `poll_s` is added.",
         least=0.1,
         most=300,
     )
     clear_webhook: bool = setting(
         False,
-        "Whether to remove a webhook of the bot, which prevents polling. Another program may use the webhook.",
+        "Whether to remove the bot's webhook if one is set, because a webhook prevents polling. Another program may be "
+        "using the webhook.",
     )
     link_previews: bool = setting(
         False,

@@ -217,7 +217,7 @@ class _InlineConverter:
             self._pieces.append("]")
             return token.end()
         self._close_mark(_LINK, f'<a href="{escape_html(url)}">', "</a>")
-        self._depths[_LINK].clear()  # links do not nest, so a bracket that is still open around it is no link
+        self._depths[_LINK].clear()  # links do not nest, so a bracket that is still open around it is not a link
         return end
 
     def _push_mark(self, kind: str, written: str) -> None:

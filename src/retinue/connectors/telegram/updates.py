@@ -62,7 +62,7 @@ def to_inbound(update: TelegramUpdate, *, me: TelegramUser, fetch: FetchFile) ->
 
 
 def merge_album(parts: Sequence[InboundMessage]) -> InboundMessage:
-    """Merge the parts of an album into one message, with the first part's id and the texts and files of all."""
+    """Merge the parts of an album into one message, with the first part's id and the text and files of all parts."""
     first = parts[0]
     if len(parts) == 1:
         return first

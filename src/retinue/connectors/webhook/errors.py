@@ -56,7 +56,7 @@ class WebhookTextMissing(Invalid):
         super().__init__(
             "the request has no text",
             because="`text`, `message` or the template of the mapping is empty",
-            try_this="put a text into `text` or `message`; for a mapping, into its template",
+            try_this="put text into `text` or `message`; for a mapping, into its template",
         )
 
 

@@ -153,7 +153,7 @@ def _validate(request: WebhookRequest) -> WebhookRequest:
     if not request.text.strip():
         raise WebhookTextMissing
     if not all(is_storable(each) for each in (request.text, request.name, request.session)):
-        raise WebhookRequestInvalid("a text has a NUL or a lone surrogate")
+        raise WebhookRequestInvalid("a string has a NUL character or a lone surrogate")
     if len(request.text.encode()) > ENVELOPE_TEXT_BYTES_MAX // 2:  # leaves space for the wrapper
         raise WebhookRequestInvalid(f"the text is longer than {ENVELOPE_TEXT_BYTES_MAX // 2:,} bytes")
     if len(request.name) > NAME_CHARS_MAX or (request.model and len(request.model) > FIELD_CHARS_MAX):

@@ -41,7 +41,7 @@ def check_template_length(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookMapping:
-    """Converts requests of services that do not know retinue.
+    """Converts requests from services that do not know retinue.
 
     Templates are Jinja templates with the variables `payload` and `headers`.
     """
@@ -79,7 +79,8 @@ class WebhookMapping:
         None, "Agent that gets the message. Default: the agent of the connector.", check=validators.check_agent_name
     )
     mode: WakeMode = setting(
-        WakeMode.NOW, "When the agent reads a message of the kind `wake`: `now`, or at the `next-heartbeat`."
+        WakeMode.NOW,
+        "When the agent reads the message: at once (`now`), or together with its next message (`next-heartbeat`).",
     )
     deliver_to: str = setting(
         "", "Address to which the answer is sent, or `none`. Default: the connector's `deliver_to`."
@@ -137,7 +138,7 @@ class WebhookSettings:
     )
     trusted: bool = setting(
         False,
-        "Whether the text of requests gets the trust level `private` instead of `untrusted`. If it does, anyone who "
+        "Whether the text of requests gets the trust level `private` instead of `untrusted`. If so, anyone who "
         "can put text into a request can instruct your agents.",
         effect=SettingEffect.MESSAGE,
     )
@@ -164,11 +165,11 @@ class WebhookSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts to which the connector may send requests although they are in your own network or use a port other than "
+        "Hosts to which the connector may send requests even if they are in your own network or use a port other than "
         "80 and 443, as HOST:PORT.",
         check=check_host_and_port,
         example="127.0.0.1:9000",
     )
     timeout_s: float = setting(
-        10.0, "Maximum time for an answer to a request to `url`, in seconds.", least=0.1, most=120
+        10.0, "Maximum time to wait for an answer to a request to `url`, in seconds.", least=0.1, most=120
     )

@@ -1,7 +1,7 @@
 """Sends one outbound webhook request to a checked address.
 
-The host name is resolved once, its addresses are checked, and the connection is made to exactly these addresses. Hosts
-of the local network, and ports other than 80 and 443, are allowed only if the settings name them.
+The host name is resolved once, its addresses are checked, and the connection is made only to these addresses. Hosts in
+the local network, and ports other than 80 and 443, are allowed only if the settings list them.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def _verify_github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
 def _verify_stripe(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
     """Verify a request from Stripe.
 
-    The idempotency key is the id in the body, which stays the same in a repeated request. Stripe signs a repeated
-    request again with another time.
+    The idempotency key is the id in the body, which stays the same in a repeated request. Stripe signs each repeated
+    request again, with a new time.
     """
     parts = [part.strip().partition("=") for part in headers.get(STRIPE_HEADER, "").split(",")[: SIGNATURES_MAX + 1]]
     at = next((value for name, _, value in parts if name == "t"), "")

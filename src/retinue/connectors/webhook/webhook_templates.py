@@ -1,8 +1,8 @@
 """Renders the owner's templates with untrusted request data. The data is never used as a template.
 
-The owner writes the template, but the sender of a request controls the size of the output. So only
-filters and methods are available whose output is not much larger than their input. Lists are
-truncated, and rendering stops at the maximum size of an envelope's text.
+The owner writes the template, but the sender of a request controls the size of the output. Therefore
+the only filters and methods available are those whose output is not much larger than their input.
+Lists are truncated, and rendering stops at the maximum size of an envelope's text.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class GoogleReader:
             yield ToolCallChunk(Call(id=asked.id or "", tool=asked.name or "", arguments=asked.args or {}))
             kind = ReplyPieceKind.CALL
         elif part.text is None:
-            # Code that it ran, the output of it, a file: made by the provider, and sent back unchanged.
+            # Code that it ran, its output, or a file: made by the provider, and sent back unchanged.
             if raw.strip() != b"{}":
                 yield from _read_server_part(raw, part)
             return

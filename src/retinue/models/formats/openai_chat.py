@@ -170,7 +170,7 @@ class _MessageEncoder:
         self._id_rule = NINE_CHARACTER_IDS if ProviderQuirk.NINE_CHARACTER_IDS in quirks else PLAIN_IDS
 
     def encode_record(self, record: Record) -> bytes:
-        if words := get_record_text(record):  # as most records are, and there are thousands when a session is restored
+        if words := get_record_text(record):  # the fast path for most records: a long session has thousands
             before, after = _MODEL_WRAPPING if record.kind is _ASSISTANT else _USER_WRAPPING
             return before + _encode(words) + after
         match record.body:

@@ -17,7 +17,7 @@ from retinue.models.formats.openai_usage import parse_usage
 from retinue.models.formats.wire_formats import decode_json_or_none, parse_arguments
 
 ITEMS_MAX = 1_000  # per reply
-SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it generated is not sent back
+SERVER_ITEM_BYTES_MAX = 256 * 1024  # larger items, such as generated images, are not sent back
 
 LEFT_OUT_KEY = "_left_out"  # marks an item that is too large to keep: only its existence is recorded
 

@@ -17,7 +17,7 @@ _CLOSE_AND_CONTINUE = b"]},"
 
 
 MARKED_TURNS_MAX = 2  # user turns from the end that a format may mark; some providers accept at most four breakpoints
-MERGED_PIECES_MIN = 64  # pieces that are joined at once
+MERGED_PIECES_MIN = 64  # minimum number of pieces to merge at once
 
 
 class JoinedPieces:

@@ -89,7 +89,7 @@ def build_list_items(encoded: Iterable[bytes], *, first: bool) -> list[bytes]:
 
 
 # The budget is reserved for this model, for one reply and for at most the granted output. Settings
-# can only lower these.
+# cannot change the first two, and can only lower the third.
 BUDGETED_PARAMS = frozenset({"model", "n", "best_of", "candidateCount"})
 OUTPUT_LIMIT_PARAMS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"})
 

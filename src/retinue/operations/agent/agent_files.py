@@ -69,7 +69,7 @@ class AgentFileRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentFileWriteRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Write a file of an agent. `hash` is the hash of the file that you last read, or empty for a new file."""
+    """Write a file of an agent. `hash` is the hash of the file as you last read it, or empty for a new file."""
 
     name: str
     path: Annotated[str, msgspec.Meta(description="path in the agent directory, such as SOUL.md")]
@@ -77,7 +77,7 @@ class AgentFileWriteRequest(msgspec.Struct, forbid_unknown_fields=True):
     hash: Annotated[
         str,
         msgspec.Meta(
-            description="hash from your last read, empty for a new file; if the file has changed, nothing is written"
+            description="hash from your last read, empty for a new file; nothing is written if the file has changed"
         ),
     ]
     mark_trusted: Annotated[

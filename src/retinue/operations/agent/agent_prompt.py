@@ -213,7 +213,7 @@ def _evaluate_templates(facts: _TemplateFacts) -> Iterator[DoctorFinding]:
         first = names[0]
         more = "; ".join(f"`{each.old}` is now `{each.new}`" for each in names)
         yield build_warning(
-            f"{_describe_template(owner)} uses old names, first in line {first.line} of {first.file}",
+            f"{_describe_template(owner)} uses old names, first on line {first.line} of {first.file}",
             because=f"{more}; the old names still work",
             try_this="use the new names: docs/reference/instructions.md",
         )

@@ -331,7 +331,7 @@ async def list_agent_versions(services: Services, caller: Principal, request: Ag
     def body(conn: sa.Connection) -> list[AgentVersion]:
         agent = require_visible_agent(conn, caller, request.name, to_change=True)
         before = {} if request.before is None else {"before": request.before}
-        # Read one version more than the page has, to compare the last one with it and to detect a next page.
+        # Read one version past the end of the page, to compare the last row with it and to detect a next page.
         return list(agents.list_versions(conn, agent.name, limit=limit + 1, **before))
 
     found = await services.store.scan(body)
@@ -372,7 +372,7 @@ async def restore_version(services: Services, caller: Principal, request: AgentR
 async def delete_agent(services: Services, caller: Principal, request: AgentDeleteRequest) -> AgentDeleted:
     """Delete an agent: commit the deletion, then stop its runs.
 
-    If the server stops before all runs are stopped, it stops the others after the restart.
+    If the server stops before all runs are stopped, it stops the remaining ones after the restart.
     """
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:

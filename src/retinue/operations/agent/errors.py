@@ -108,8 +108,8 @@ class ExternalUrlMissing(InvalidFields):
     def __init__(self, name: str) -> None:
         super().__init__(
             "external_url is missing",
-            fields={"external_url": "an agent with the runner external needs it"},
-            because=f"the runner of {name} is external, so the server sends the agent's messages to this URL",
+            fields={"external_url": "an agent with the runner `external` needs it"},
+            because=f"the runner of {name} is `external`, so the server sends the agent's messages to this URL",
             try_this="set external_url, for example https://agent.example/in",
         )
 
@@ -122,9 +122,9 @@ class ExternalSettingsUnused(InvalidFields):
     def __init__(self, name: str, *, runner: str) -> None:
         super().__init__(
             f"{name} has settings for external agents, but is not external",
-            fields={"external_url": "it is used by the runner external only"},
-            because=f"the runner of {name} is {runner}",
-            try_this="set runner to external, or clear the fields that begin with external_",
+            fields={"external_url": "only the runner `external` uses it"},
+            because=f"the runner of {name} is `{runner}`",
+            try_this="set `runner` to `external`, or clear the fields that begin with external_",
         )
 
 

@@ -133,8 +133,8 @@ def _require_creator(conn: sa.Connection, caller: Principal) -> Agent:
 def _check_created_by_caller(conn: sa.Connection, agent: Agent, caller: Principal) -> None:
     """Raise an error unless the caller has the level boss, or stored the first and the latest version of the agent.
 
-    The latest version is checked too. If the owner deleted the agent and registered it again, the caller
-    cannot change it.
+    The latest version is checked too, so that the caller cannot change an agent that the owner deleted and
+    registered again.
     """
     versions = (agents.get_version(conn, agent.name, number) for number in (1, agent.version))
     if caller.level is PermissionLevel.BOSS or all(

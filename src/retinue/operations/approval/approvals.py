@@ -1,4 +1,4 @@
-"""Operation that lists open or past approvals."""
+"""Operations that list and answer approvals."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ async def submit_questionnaire(
 async def cancel_questionnaire(
     services: Services, caller: Principal, request: QuestionnaireIdRequest
 ) -> QuestionnaireCancelled:
-    """Close a questionnaire without answers. The agent is not notified, because no run waits for the answers."""
+    """Close a questionnaire without answers. The agent is not notified, because no run is waiting for the answers."""
 
     def body(conn: sa.Connection) -> Questionnaire:
         tx = Transaction(conn, to_ms(services.clock.now()))

@@ -15,7 +15,7 @@ class AuditAnchorInvalid(Invalid):
         super().__init__(
             f"invalid anchor: '{shorten_name(anchor)}'",
             because="an anchor has the form CHAIN:POSITION:HASH",
-            try_this='copy it from a log line "audit anchored"',
+            try_this='copy it from an "audit anchored" line in the log',
         )
 
 

@@ -71,7 +71,7 @@ class GatewayTool(Struct, frozen=True):
         """Ask the owner about every change, because settings decide what agents may do.
 
         A change needs confirmation even if the context is trusted, because the agent's instruction files
-        may contain text of another person.
+        may contain text by another person.
         """
         match arguments.action:
             case "config_patch":

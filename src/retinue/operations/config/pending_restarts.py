@@ -1,6 +1,6 @@
 """Records settings changes that need a restart, and reports them in a session after the restart.
 
-The session is the last used one of the caller that changed the settings.
+The session is the most recently used one that the caller who changed the settings can see.
 """
 
 from __future__ import annotations

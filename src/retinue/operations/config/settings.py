@@ -40,10 +40,10 @@ from retinue.operations.config_holder import ConfigHolder
 
 
 class ConfigPreviewRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Preview a change of the settings file.
+    """Preview a change to the settings file.
 
     Either `changes` contains the changes as in `config.patch`, or `text` is the complete new file.
-    Without both, the current file is shown.
+    Without either, the current file is shown.
     """
 
     changes: Annotated[
@@ -95,7 +95,7 @@ class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}
 class ConfigFields(msgspec.Struct, frozen=True):
     """The settings file on disk, with all settings and their values.
 
-    If the file has `faults`, the server does not use it, and keeps the settings that it has read before.
+    If the file has `faults`, the server does not use it, and keeps the settings that it read earlier.
     """
 
     file: str
@@ -255,7 +255,7 @@ OPERATIONS = (
     ),
     Operation(
         name="config.preview",
-        summary="Preview a change of the settings file without making it.",
+        summary="Preview a change to the settings file without making it.",
         parameters=ConfigPreviewRequest,
         handler=preview_config,
         result=ConfigPreview,

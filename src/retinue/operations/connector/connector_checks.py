@@ -1,4 +1,4 @@
-"""Check of `retinue doctor` for connectors: their health, their bindings and their access rules."""
+"""The `retinue doctor` check for connectors: their health, their bindings and their access rules."""
 
 from __future__ import annotations
 

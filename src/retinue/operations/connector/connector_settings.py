@@ -1,4 +1,4 @@
-"""Read and build the settings of a connector: typed answers become values of the platform's types."""
+"""Reads and builds the settings of a connector, and converts typed answers to the types of its platform."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ async def add_connector(services: Services, caller: Principal, request: Connecto
         raise
     try:
         await _write_settings(services, {"connectors": {name: table}})
-    except Exception:  # not for a cancellation: a thread may still write settings that refer to these files
+    except Exception:  # not for a cancellation: a thread may still be writing settings that refer to these files
         _delete_files(made)
         raise
     await _apply_settings(services)
@@ -228,7 +228,7 @@ def _require_in_settings(services: Services, name: str) -> ConnectorSettings:
     if held is None:
         raise ConnectorNotFound(
             name,
-            because="no section [connectors.NAME] has this name; the connector of a plugin is changed with the plugin",
+            because="no section [connectors.NAME] has this name; a connector of a plugin is changed with its plugin",
         )
     return held
 

@@ -26,8 +26,8 @@ def plan_bindings(
 ) -> list[PlannedBinding]:
     """Plan the changes that make the stored bindings match the settings file.
 
-    The changes are in the order of the file. Bindings that an earlier version of the file declared, and
-    the current file does not, come last and are not changed.
+    The changes are in the order of the file. Bindings that an earlier version of the file declared, but
+    this one does not, come last and are not changed.
 
     A binding in the file and a stored binding are the same if they match the same channels. The names of
     bindings in the file are not stored.

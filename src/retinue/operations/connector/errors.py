@@ -126,7 +126,7 @@ class BindingMatchInvalid(Invalid):
         super().__init__(
             f"invalid value for {field}: {value[:64]!r}",
             because=f"a field must have at most {chars_max} characters, and the connector must not be empty",
-            try_this="copy it from `retinue connector list`, or from a message of that channel",
+            try_this="copy it from `retinue connector list`, or from a message in that channel",
         )
 
 

@@ -1,4 +1,4 @@
-"""Operations on access requests of unknown senders, and on identities: platform ids linked to people."""
+"""Operations on access requests from unknown senders, and on identities: platform ids linked to people."""
 
 from __future__ import annotations
 

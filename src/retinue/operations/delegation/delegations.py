@@ -35,7 +35,7 @@ STOPPED_MAX = 1_000
 REASON_CHARS_MAX = 200
 SHARED_SESSION_KINDS = frozenset(
     {DelegationKind.MESSAGE, DelegationKind.SEND}
-)  # run in a session where other envelopes may wait too
+)  # run in a session where other envelopes may be waiting too
 
 
 class DelegationProgress(StrEnum):
@@ -43,8 +43,8 @@ class DelegationProgress(StrEnum):
 
     WAITING = "waiting"  # not started
     WORKING = "working"
-    SUSPENDED = "suspended"  # suspended: its run waits for another agent
-    AWAITING_APPROVAL = "awaiting_approval"  # its run waits for an approval
+    SUSPENDED = "suspended"  # suspended: its run is waiting for another agent
+    AWAITING_APPROVAL = "awaiting_approval"  # its run is waiting for an approval
     OK = "ok"
     ERROR = "error"
     TIMEOUT = "timeout"

@@ -1,4 +1,4 @@
-"""Operations that list envelopes by sender or recipient, or the newest envelopes of all senders."""
+"""Operations that list envelopes by sender or recipient, or the newest envelopes from all senders."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def list_recent_envelopes(
 ) -> RecentEnvelopeList:
     """List the newest envelopes that the caller may see, from any sender.
 
-    The activity screen of the web app first shows this list.
+    The activity screen of the web app starts with this list.
     """
     check_list_limit(request.limit)
 

@@ -113,7 +113,7 @@ class ExtraSystemPromptTooLarge(TooLarge):
 
 
 class WebhookNotAllowed(NotAllowed):
-    """The caller may not request that the outcome of an envelope is sent to a URL."""
+    """The caller may not request that the outcome of an envelope be sent to a URL."""
 
     code = "webhook.not_allowed"
 
@@ -192,7 +192,7 @@ class UploadQuotaReached(TooLarge):
         super().__init__(
             "too many unused uploads",
             because=f"the limit is {files_max} files and {bytes_max:,} bytes that no envelope refers to yet",
-            try_this="send the envelope that refers to them, or wait an hour",
+            try_this="send the envelope that refers to them, or wait: unused uploads expire within an hour",
         )
 
 

@@ -45,7 +45,7 @@ class LaneListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WaitingEnvelope(msgspec.Struct, frozen=True):
-    """One envelope that waits in a lane. `position` is its position among the due envelopes, from 1."""
+    """One envelope that is waiting in a lane. `position` is its position among the due envelopes, from 1."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -59,8 +59,8 @@ class WaitingEnvelope(msgspec.Struct, frozen=True):
 class ActiveRun(msgspec.Struct, frozen=True):
     """The open run of a lane. `step` is its current step: a model call, or a call of `tool`.
 
-    If the run is suspended, `because` is the reason, and `approval` is the approval that the run waits
-    for. `resumes_at` is the time at which the wait ends.
+    If the run is suspended, `because` is the reason, and `approval` is the approval that the run is
+    waiting for. `resumes_at` is the time at which the wait ends.
     """
 
     id: str
@@ -209,7 +209,7 @@ def _to_waiting_envelopes(
 
 
 def find_wait_reason(envelope: Envelope, lane: LaneStatus, slots: SlotStatus, *, now: datetime) -> WaitReason:
-    """Return why an envelope waits.
+    """Return why an envelope is waiting.
 
     An envelope does not wait for a suspended run, because a new envelope resumes the run.
     """
@@ -237,7 +237,7 @@ def _to_channel_queue(services: Services, channel: OutboundQueue) -> ChannelQueu
 OPERATIONS = (
     Operation(
         name="server.lanes",
-        summary="Show active runs, and waiting envelopes with the reason why each waits.",
+        summary="Show active runs, and waiting envelopes with the reason why each is waiting.",
         parameters=LaneListRequest,
         handler=list_lanes,
         permission=PermissionLevel.RESTRICTED,

@@ -16,7 +16,7 @@ from retinue.domain.structs import replace
 from retinue.operations.envelope.errors import UploadNotFound, UploadQuotaReached
 
 UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # per file
-UPLOAD_TTL_S = 3000.0  # less than `store/envelopes/attachment_files` protects new files from its sweep
+UPLOAD_TTL_S = 3000.0  # less than the time for which `store/envelopes/attachment_files` spares new files
 UNUSED_FILES_MAX = 64  # files of one principal that no envelope refers to yet
 UNUSED_BYTES_MAX = 256 * 1024 * 1024  # total size of these files
 

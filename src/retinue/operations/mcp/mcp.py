@@ -35,7 +35,7 @@ class McpApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: McpServerName
     hash: Annotated[
         str,
-        msgspec.Meta(description="hash of the tools that you read; without it, the tools are shown and not approved"),
+        msgspec.Meta(description="hash of the tools that you read; without it, the tools are shown but not approved"),
     ] = ""
 
 
@@ -188,7 +188,7 @@ def _heading_lines(status: McpConnectionStatus) -> list[str]:
 
 
 def _diff_lines(before: str, after: str) -> list[str]:
-    """Return the changes of a tool list since its approval, as lines of a diff. Without an approval, all is new."""
+    """Return the changes to a tool list since its approval, as lines of a diff. Without an approval, all is new."""
     import difflib  # lazy: only needed if something has changed
 
     if not before:

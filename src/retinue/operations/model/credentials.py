@@ -90,7 +90,7 @@ class CredentialIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 class CredentialOrderRequest(msgspec.Struct, forbid_unknown_fields=True):
     provider: Annotated[str, msgspec.Meta(description="provider of the credentials")]
     ids: Annotated[
-        list[str], msgspec.Meta(description="credential ids in the order of use; none: least recently used first")
+        list[str], msgspec.Meta(description="credential ids in order of use; without ids: least recently used first")
     ] = []
     agent: CredentialOwner = ""
 

@@ -151,7 +151,7 @@ class CredentialOrderInvalid(Invalid):
             because=f"these belong to other providers: {', '.join(of_other_providers)}"
             if of_other_providers
             else "a credential is listed twice",
-            try_this=f"list each credential of {provider} at most once; an empty list orders them by last use",
+            try_this=f"list each credential of {provider} at most once; without ids, the least recently used is first",
         )
 
 
@@ -202,6 +202,6 @@ class DateInvalid(Invalid):
     def __init__(self, text: str, *, year_min: int) -> None:
         super().__init__(
             f"invalid date: {text[:64]!r}",
-            because=f"it must be YYYY-MM-DD, from {year_min} on, or relative to now",
+            because=f"it must be YYYY-MM-DD, in {year_min} or later, or relative to now",
             try_this="use a date such as 2026-11-15, or -7D",
         )

@@ -33,7 +33,7 @@ FREE = "free"
 class ModelShowRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Show the models that agents would use.
 
-    Without `agent`, the response has all agents. With `session`, the model that was chosen in this
+    Without `agent`, the response has all agents. With `session`, the model that was chosen for that
     session comes first.
     """
 

@@ -50,8 +50,8 @@ class UsageRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": 
 class UsageRow(msgspec.Struct, frozen=True):
     """Usage of one group of model calls.
 
-    `unknown_microusd` is the maximum cost of the calls that were interrupted, so that their real cost is
-    unknown. `cost_microusd` includes this amount.
+    `unknown_microusd` is the maximum cost of the calls whose real cost is unknown, because they were
+    interrupted. `cost_microusd` includes this amount.
     """
 
     key: str
@@ -89,7 +89,7 @@ class UsageGrouping(StrEnum):
 class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
     """Show usage per day, with dates as in `usage.show`.
 
-    `limit` is the maximum number of series. All further series are added up in one series.
+    `limit` is the maximum number of series. All further series are combined into one.
     """
 
     by: UsageGrouping = UsageGrouping.AGENT
@@ -122,7 +122,7 @@ class DailyUsageReport(msgspec.Struct, frozen=True):
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """One budget. A limit for each run or tree of runs has no amounts spent and no reset date."""
+    """One budget. A limit on each run or tree of runs has no amount spent and no reset date."""
 
     name: str
     owner: str
@@ -171,7 +171,7 @@ async def show_usage(services: Services, caller: Principal, request: UsageReques
 
 async def show_daily_usage(services: Services, caller: Principal, request: UsageDaysRequest) -> DailyUsageReport:
     """Show usage per day and group, for a chart over time."""
-    check_limit(request.limit, least=1, most=SERIES_MAX, try_this="request fewer series; the rest are added up in one")
+    check_limit(request.limit, least=1, most=SERIES_MAX, try_this="request fewer series; the rest are added together")
     first, last = _parse_range(services, request.from_, request.to)
     length = (last - first).days + 1
     if length > DAYS_MAX:

@@ -192,7 +192,7 @@ class NotificationTextInvalid(Invalid):
         super().__init__(
             "invalid text for a notification",
             because=f"it must have at most {chars_max:,} characters, without NUL or lone surrogates",
-            try_this="send an envelope for longer texts",
+            try_this="send an envelope for longer text",
         )
 
 

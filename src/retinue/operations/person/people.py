@@ -116,7 +116,7 @@ async def invite_person(services: Services, caller: Principal, request: PersonIn
 
     def body(conn: sa.Connection) -> None:
         _check_name_free(conn, name)
-        # A new invitation replaces an earlier one of the same name.
+        # A new invitation replaces an earlier one for the same name.
         tokens.revoke_all(conn, str(address.person_address(name)), at_ms=to_ms(now))
         tokens.add(conn, token, token_hash)
 
@@ -176,7 +176,7 @@ async def forget_person(services: Services, caller: Principal, request: PersonFo
 
     for session in await services.store.scan(partial(erase_person.list_own_sessions, person=person.name)):
         await services.engine.cancel(
-            session, by=str(caller.address), reason=f"{person.name} is forgotten", clear_due=True
+            session, by=str(caller.address), reason=f"{person.name} was forgotten", clear_due=True
         )
     erased = await services.store.write(
         partial(erase_person.erase_person, person=person.name, now_ms=now_ms), point="forget"

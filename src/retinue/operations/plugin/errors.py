@@ -73,7 +73,7 @@ class PluginSettingsTooDeep(Invalid):
 
 
 class PluginSettingsUnwritable(Conflict):
-    """The settings of a plugin cannot be written to the settings file, because the result would be different."""
+    """The settings of a plugin cannot be written to the settings file, because the result would differ."""
 
     code = "plugin.settings_unwritable"
 

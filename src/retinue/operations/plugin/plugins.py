@@ -1,7 +1,7 @@
 """Operations that list, show, configure, enable, disable and reload plugins.
 
 The settings file says which plugins are loaded, and with which settings. The plugin first validates a
-change of its settings. Then the change is written to the file and applied at once.
+change to its settings. Then the change is written to the file and applied at once.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _evaluate_plugins(plugins: Sequence[PluginDetails]) -> list[DoctorFinding]:
         sentence = f"the plugin '{each.name}' is {each.state}"
         if each.state is PluginStatus.FAILED:
             found.append(build_problem(sentence, because=each.because, try_this=each.try_this))
-        elif each.state is PluginStatus.OFF and each.try_this:  # it is off for another reason than the owner's setting
+        elif each.state is PluginStatus.OFF and each.try_this:  # it is off for a reason other than the owner's setting
             found.append(build_warning(sentence, because=each.because, try_this=each.try_this))
         elif each.state is PluginStatus.LOADED and each.because:
             found.append(

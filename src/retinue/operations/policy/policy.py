@@ -64,7 +64,7 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     call_source: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="unsaved changes of the agent to include, with the fields of `agent set`"),
+        msgspec.Meta(description="unsaved changes to the agent to include, with the fields of `agent set`"),
     ] = {}
 
 
@@ -92,7 +92,7 @@ class PolicyExplanation(msgspec.Struct):
 
 
 class PolicyTestRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Test proposed settings with recorded tool calls. Without `text`, the settings are read from the file on disk."""
+    """Test proposed settings against recorded tool calls. By default, the settings are read from the file on disk."""
 
     text: Annotated[
         str | None, msgspec.Meta(description="text of the settings file to test; default: the file on disk")
@@ -138,7 +138,7 @@ class ToolListRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = ""
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="unsaved changes of the agent to include, with the fields of `agent set`"),
+        msgspec.Meta(description="unsaved changes to the agent to include, with the fields of `agent set`"),
     ] = {}
 
 
@@ -307,7 +307,7 @@ async def _replay_calls(
         for call in record.body.calls:
             if result.calls >= CALLS_REPLAYED_MAX:
                 result.incomplete_because = (
-                    f"after {CALLS_REPLAYED_MAX} calls: request a single agent to see the others"
+                    f"only {CALLS_REPLAYED_MAX} calls were tested: request a single agent to see the others"
                 )
                 return
             result.calls += 1

@@ -349,7 +349,7 @@ def _to_failed_model_call_entry(model_call: RecordedModelCall) -> ModelCallEntry
 
 
 def _to_unrecorded_step_entry(stored_trace: StoredRunTrace, stored_step: TracedStep) -> TraceEntry:
-    """Return the entry of a step that has no record, because it is open or was interrupted, or wrote no record."""
+    """Return the entry of a step that has no record, because it is open, was interrupted, or wrote no record."""
     step = stored_step.step
     status = {
         StepState.OPEN: TraceEntryStatus.OPEN,

@@ -1,7 +1,7 @@
 """Operations that add, list and delete reminders for people and wake-ups for sessions of agents.
 
 Reminders and wake-ups are messages that are sent once, at a set time. A reminder does not start a run.
-Both are stored as schedules with one occurrence, which are deleted after it. Their time must have a UTC
+Both are stored as schedules with one occurrence, and are deleted after it. Their time must have a UTC
 offset or be relative to now, so that it does not depend on the server's time zone.
 """
 
@@ -81,7 +81,7 @@ class ReminderListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class WakeupListRequest(ReminderListRequest):
     session: Annotated[
-        str, Meta(description="id of your current session; the texts of wake-ups of your other sessions are not shown")
+        str, Meta(description="id of your current session; the text of wake-ups for your other sessions is not shown")
     ] = ""
 
 
@@ -96,7 +96,7 @@ class ReminderList(msgspec.Struct, frozen=True):
 
 
 class WakeupList(msgspec.Struct, frozen=True):
-    """Wake-ups, soonest first. If an agent lists them, those of its other sessions are `redacted`."""
+    """Wake-ups, soonest first. If an agent lists them, those for its other sessions are `redacted`."""
 
     wakeups: list[ScheduleDetails]
 

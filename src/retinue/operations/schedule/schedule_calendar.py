@@ -34,7 +34,7 @@ class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule in the calendar.
 
     If `truncated` is true, the schedule has more than 60 occurrences in these days: `times` has only the
-    first 60, and `when` describes the others. `text` is shortened.
+    first one, and `when` describes the others. `text` is shortened.
     """
 
     id: str

@@ -87,7 +87,7 @@ from retinue.tools.toolbox import Toolbox
 LIST_LIMIT_MAX = 200
 OCCURRENCES_MAX = 20
 NUMBER_DIGITS_MAX = 18
-NON_OWNER_INTERVAL_MIN = timedelta(seconds=60)  # for everyone but the owner, because each occurrence can cost a run
+NON_OWNER_INTERVAL_MIN = timedelta(seconds=60)  # for everyone but the owner, because each occurrence can start a run
 
 Meta = msgspec.Meta
 

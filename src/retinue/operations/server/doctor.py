@@ -133,7 +133,7 @@ async def run_doctor(services: Services, caller: Principal, request: DoctorReque
 
 
 async def _reload_rewritten_settings(holder: ConfigHolder) -> None:
-    """Reload the settings if their file has changed, so that later changes of settings are made to the new file."""
+    """Reload the settings if their file has changed, so that later changes are made to the new file."""
     with suppress(RetinueError):  # the file has other errors: keep the current settings, the report lists the errors
         if (await asyncio.to_thread(load_configuration, holder.environment)).hash != holder.current.hash:
             holder.reload()
@@ -142,8 +142,8 @@ async def _reload_rewritten_settings(holder: ConfigHolder) -> None:
 async def check_security(context: SecurityContext, caller: Principal, *, fix: bool) -> DoctorReport:
     """Run the security checks.
 
-    With `fix`, first remove file permissions that are safe to remove, and rename settings that have the
-    names of an earlier version.
+    With `fix`, first remove file permissions that are safe to remove, and rename settings that have old
+    names.
     """
     from retinue.operations.server import security
 
@@ -161,7 +161,7 @@ async def check_security(context: SecurityContext, caller: Principal, *, fix: bo
     unseen = [] if context.toolbox is not None else ["skipped  tools of agents: no server is running"]
     if context.store_error is not None:
         why = f"{context.store_error.sentence} ({context.store_error.because})"
-        unseen.append(f"skipped  tokens, people, agents and the audit: {why}")
+        unseen.append(f"skipped  tokens, people, agents and the audit log: {why}")
     return build_security_report(found, fixed, unseen)
 
 

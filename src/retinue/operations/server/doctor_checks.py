@@ -183,7 +183,7 @@ def check_ledger(facts: IntegrityFacts) -> Iterable[DoctorFinding]:
     if broken:
         yield build_problem(
             f"the ledger is inconsistent: {', '.join(broken)}",
-            because="these equations over the database are not satisfied",
+            because="these equations do not hold in the database",
             try_this="copy the data directory, then report the output of `retinue ledger`",
         )
 
@@ -224,7 +224,7 @@ def check_waiting_envelopes(facts: StoreFacts) -> Iterable[DoctorFinding]:
         yield build_problem(
             f"no run is open for {format_quantity(count, 'waiting envelope')} to {name}",
             because=f"the oldest has been due since {from_ms(since):%Y-%m-%d %H:%M} UTC",
-            try_this="start the server; if it is running, `retinue why ID` explains what an envelope waits for",
+            try_this="start the server; if it is running, `retinue why ID` explains what an envelope is waiting for",
         )
 
 
@@ -633,7 +633,7 @@ STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
     ),
     DoctorCheck(
         name="waiting_envelopes",
-        ok_message="no envelope waits without a run",
+        ok_message="no envelope is waiting without a run",
         gather=gather_store_facts,
         evaluate=check_waiting_envelopes,
     ),

@@ -54,7 +54,7 @@ class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
     Each period is the minimum age in days of the data to delete. If a period is omitted, its data is kept.
     """
 
-    done_days: int | None = None  # envelopes, this many days after their outcome; also the events of that time
+    done_days: int | None = None  # envelopes, this many days after their outcome; also events of that age
     events_days: int | None = None
     runs_days: int | None = None  # steps of ended runs, and runs without remaining envelopes
     unread: bool = False  # also envelopes that their reader has not marked as read
@@ -314,7 +314,7 @@ def _verify_backup(folder: Path, *, now_ms: int) -> None:
 OPERATIONS = (
     Operation(
         name="server.backup",
-        summary="Back up all data to a new folder while the server runs.",
+        summary="Back up all data to a new folder while the server is running.",
         parameters=BackupRequest,
         handler=back_up_instance,
         result=BackupResult,

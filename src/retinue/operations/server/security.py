@@ -1,7 +1,7 @@
 """Security checks of `retinue doctor --security`, and the fixes that `--fix` makes without asking.
 
 Each check evaluates facts and performs no I/O. The fixes in this module only remove the file permissions
-of other users. All other findings need a decision of the owner.
+of other users. All other findings need a decision by the owner.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SecuritySeverity(StrEnum):
 
 
 class PermissionFix(Struct, frozen=True, kw_only=True):
-    """A file and its permissions before and after the access of other users is removed."""
+    """A file and its permissions before and after other users' access is removed."""
 
     path: Path
     mode_before: int
@@ -294,7 +294,7 @@ def check_data_dir_synced(facts: SecurityFacts) -> Iterator[_Finding]:
         yield build_warning(
             "the data directory is in a folder that another program synchronizes",
             because=f"{facts.synced_by} belongs to a program that copies files: it copies keys too, and a database "
-            "that is copied while it is written is damaged",
+            "that is copied while it is being written is damaged",
             try_this="move RETINUE_HOME to a local folder, and back up with `retinue backup`",
         )
 

@@ -71,7 +71,7 @@ class SecurityContext(Struct, frozen=True, kw_only=True):
     store: Store | None = None
     store_error: RetinueError | None = None  # why the store could not be opened
     toolbox: Toolbox | None = None
-    is_quick: bool = False  # skip reading the whole audit, and starting processes
+    is_quick: bool = False  # skip reading the whole audit log, and starting processes
 
 
 class ProtectedPath(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,4 @@
-"""Operations that list deleted sessions which can still be restored, and restore them.
-
-The module `sessions` has the operation that deletes a session.
-"""
+"""Operations that delete sessions, list deleted sessions that can still be restored, and restore them."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class DeletedSessionList(msgspec.Struct):
 async def list_deleted_sessions(
     services: Services, caller: Principal, request: DeletedSessionListRequest
 ) -> DeletedSessionList:
-    """List the deleted sessions that can be restored, the last deleted first."""
+    """List the deleted sessions that can be restored, most recently deleted first."""
     limit = max(1, min(request.limit, LIST_LIMIT_MAX))
     found = await services.store.scan(
         lambda conn: sessions.list_deleted(conn, since_ms=_restorable_since_ms(services), limit=limit, seen_by=caller)
@@ -104,8 +101,8 @@ def _require_deleted_session(services: Services, conn: sa.Connection, caller: Pr
 def _restored_origin(conn: sa.Connection, session: Session) -> Origin:
     """Return the origin for a restored session.
 
-    If another session has the old origin now, the session of a person gets a new origin. A channel can
-    have only one session, so its session cannot be restored then.
+    If another session has taken the old origin, a person's session gets a new one. A channel can have only
+    one session, so in that case its session cannot be restored.
     """
     if sessions.get_by_origin(conn, session.agent, session.origin) is None:
         return session.origin

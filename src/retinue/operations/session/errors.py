@@ -213,5 +213,5 @@ class SessionContextTooLong(TooLarge):
         super().__init__(
             f"the context of session {session} is too long for a fork or a trim",
             because=f"it has {records:,} records, and at most {records_max:,} records can be copied",
-            try_this=f"reset it, and write into MESSAGE what it should keep: retinue reset {session} MESSAGE",
+            try_this=f"reset it, and give what it should keep as MESSAGE: retinue reset {session} MESSAGE",
         )

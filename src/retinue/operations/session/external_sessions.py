@@ -36,7 +36,7 @@ class SessionAttachRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class AttachStatus(StrEnum):
     CREATED = "created"
-    ATTACHED = "attached"  # the session existed already
+    ATTACHED = "attached"  # the session already existed
     RESTORED = "restored"  # the session was deleted, and is now restored
 
 

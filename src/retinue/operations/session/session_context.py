@@ -1,4 +1,4 @@
-"""Read and replace the context of a session, for a fork or a trim."""
+"""Reads and replaces the context of a session, for a fork or a trim."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Operations that fork a session from one of its records, or trim records from its context.
+"""Operation that forks a session from one of its records.
 
-Neither operation deletes a record: see `domain/history_trim`.
+The original session keeps all its records: see `domain/history_trim`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations that list the envelopes that wait in a session, and set its queue mode."""
+"""Operations that list the envelopes that are waiting in a session, and set its queue mode."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class QueuedEnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class QueuedEnvelopeList(msgspec.Struct):
-    """The envelopes that wait in a session, in the order in which they will be read.
+    """The envelopes that are waiting in a session, in the order in which they will be read.
 
-    `run` is the run that the envelopes wait for. If `has_more` is true, not all envelopes are listed.
+    `run` is the run that the envelopes are waiting for. If `has_more` is true, not all envelopes are listed.
     """
 
     session: str
@@ -109,7 +109,7 @@ async def set_session_queue(services: Services, caller: Principal, request: Sess
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="session.queued",
-        summary="List the envelopes that wait in a session, in the order in which they will be read.",
+        summary="List the envelopes that are waiting in a session, in the order in which they will be read.",
         parameters=QueuedEnvelopeListRequest,
         handler=list_waiting_envelopes,
         permission=PermissionLevel.RESTRICTED,
@@ -117,7 +117,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="session.set_queue",
-        summary="Set how messages queue while a run is active.",
+        summary="Set how messages are queued while a run is active.",
         parameters=SessionQueueRequest,
         handler=set_session_queue,
         permission=PermissionLevel.STANDARD,

@@ -30,12 +30,12 @@ class SessionTrimRequest(msgspec.Struct, forbid_unknown_fields=True):
     remove: Annotated[
         TrimMode,
         msgspec.Meta(
-            description="what to remove: all requests before or after the one that contains the record, or this one"
+            description="what to remove: all requests before or after the one that contains the record, or that one"
         ),
     ]
     revision: Annotated[
         int | None,
-        msgspec.Meta(description="revision of the session that you last read; if it has changed, nothing is removed"),
+        msgspec.Meta(description="session revision that you last read; if the session has changed, nothing is removed"),
     ] = None
 
 

@@ -1,4 +1,4 @@
-"""Operations that list, create, show, change, share, stop, reset and delete sessions, and answer approvals."""
+"""Operations that list, create, change, clear, stop and reset sessions."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def to_session_summary(services: Services, session: Session) -> SessionSummary:
 
 
 async def list_sessions(services: Services, caller: Principal, request: SessionListRequest) -> SessionList:
-    """List sessions. Pinned sessions come first, the last pinned one at the top, then the others by last update."""
+    """List sessions: pinned ones first, most recently pinned first, then the others, most recently updated first."""
     limit = max(1, min(request.limit, LIST_LIMIT_MAX))
     after = _parse_cursor(request.cursor)
 
@@ -336,7 +336,7 @@ async def write_session(
 async def _change_session(
     services: Services, caller: Principal, text: str, change_session: Callable[[Transaction, Session], dict[str, Any]]
 ) -> SessionSummary:
-    """Change a session that the caller may see with `change_session`, emit an event, and return the session."""
+    """Call `change_session` with a session that the caller may see, emit an event, and return the session."""
 
     def body(conn: sa.Connection) -> Session:
         tx = Transaction(conn, to_ms(services.clock.now()))

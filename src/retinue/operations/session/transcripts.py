@@ -1,4 +1,4 @@
-"""Operation that reads the records of a conversation with the original texts of their envelopes."""
+"""Operation that reads the records of a conversation with the original text of their envelopes."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _find_delegation(conn: sa.Connection, envelope: Envelope) -> TranscriptDeleg
 OPERATIONS = (
     Operation(
         name="session.transcript",
-        summary="Read a conversation with the original texts of its messages, newest page first.",
+        summary="Read a conversation with the original text of its messages, newest page first.",
         parameters=TranscriptRequest,
         handler=read_transcript,
         permission=PermissionLevel.RESTRICTED,

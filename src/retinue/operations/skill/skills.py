@@ -77,7 +77,7 @@ class SkillApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: SkillName
     hash: Annotated[
         str,
-        msgspec.Meta(description="hash of the version that you read; without it, the skill is shown and not approved"),
+        msgspec.Meta(description="hash of the version that you read; without it, the skill is shown but not approved"),
     ] = ""
     agent: SkillAgentName = ""
     workspace: SkillWorkspacePath = ""
@@ -384,7 +384,7 @@ def _diff_content(before: str, skill: Skill) -> list[str]:
 
 
 def _escape_hidden_characters(text: str) -> str:
-    """Escape invisible characters in a text. A person would not see them, but a model would read them."""
+    """Escape invisible characters in text. A person would not see them, but a model would read them."""
     return "".join(char if char in "\n\t" or not _is_hidden(char) else f"<U+{ord(char):04X}>" for char in text)
 
 

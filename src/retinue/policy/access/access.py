@@ -18,7 +18,7 @@ from retinue.domain.access import EVERYONE, AccessAction, AccessDecision, Activa
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
-# Only this much of a text is searched for a mention, so that an owner's pattern on a hostile text does not take long.
+# Only this much of a message is searched for a mention, so that no pattern takes long on a hostile message.
 MENTION_SEARCH_CHARS_MAX = 2_000
 _DEFAULT_GROUP = GroupSettings()
 
@@ -39,8 +39,8 @@ class AccessFacts(Struct, frozen=True, kw_only=True):
     person: str = ""
     is_owner: bool = False
     is_paired: bool = False
-    is_mentioned: bool = False  # the platform reports a mention: by name, by a quote of our message, by a command
-    activation: Activation | None = None  # set in this channel; None: the settings decide
+    is_mentioned: bool = False  # the platform reports a mention: by name, by a quote of our message, or by a command
+    activation: Activation | None = None  # set for this channel; None: the settings decide
     text: str = ""
 
 
@@ -167,8 +167,8 @@ def _admit(
 ) -> AccessDecision:
     """Return the decision that admits a sender.
 
-    `is_known` means that the owner has put the id of the sender on an allowlist, or has accepted the
-    pairing request of the sender.
+    `is_known` means that the owner has put the sender's id on an allowlist, or has accepted the
+    sender's pairing request.
     """
     named = facts.sender_id in settings.commands_from
     if facts.is_owner:

@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 HOST_LENGTH_MAX = 253
 LABEL_LENGTH_MAX = 63
 
-# From the IANA special-purpose address registries, and stricter for ranges in which no public site can be.
+# From the IANA special-purpose address registries, and stricter for ranges that cannot contain a public site.
 _NON_PUBLIC_V4: tuple[tuple[IPv4Network, str], ...] = tuple(
     (IPv4Network(network), because)
     for network, because in (
@@ -154,7 +154,7 @@ def _to_ascii(name: str) -> str:
 
 
 def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
-    if "%" in address:  # a zone id has a meaning on one machine only
+    if "%" in address:  # a zone id is meaningful on one machine only
         return None
     try:
         return ip_address(address)

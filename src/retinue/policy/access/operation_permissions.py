@@ -22,7 +22,7 @@ _RANK = {level: rank for rank, level in enumerate(LEVELS)}
 
 
 class OperationPermission(Struct, frozen=True):
-    """The decision whether an operation may be called, with the reason."""
+    """The decision on whether an operation may be called, with the reason."""
 
     is_allowed: bool
     because: str

@@ -1,4 +1,4 @@
-"""Decides whether a run may read a session or write into it."""
+"""Decides whether a run may read a session or write to it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def may_access_session(
 
     `is_descendant` means that the session is the run's session, or descends from it.
     `principal_can_see` means that the run principal can see the session. Without it, the run cannot
-    access any session except a descendant, even if the agent may. So a guest cannot read through an
-    agent what the guest may not read. `is_confined` means that the run is sandboxed. A sandboxed run
+    access any session except a descendant, even if the agent may. A guest therefore cannot use
+    an agent to read what the guest may not read. `is_confined` means that the run is sandboxed. A sandboxed run
     may access descendants only.
     """
     if is_descendant:

@@ -1,4 +1,4 @@
-"""Decides after which failures the server stops using a credential for a time (back-off), and for how long."""
+"""Decides which failures make the server stop using a credential for a while (back-off), and for how long."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Decides whether a session's context is reset before its next run.
-
-Pure functions.
+"""Decides whether a session's context is reset before its next run. All functions are pure.
 
 `Session.last_active_ms` is when a session was last active. `counts_as_activity` decides which runs update it:
 heartbeats and most scheduled runs do not.
@@ -20,15 +18,15 @@ from retinue.domain.session import SPAWNED_ORIGINS, Origin, OriginKind, Session
 from retinue.domain.session_keys import connector_names
 from retinue.domain.times import format_time, from_ms
 
-# Sessions of one task, and of schedules, whose setting says whether they keep their history. They are reset
-# only if the rules name their kind.
+# Sessions of a single task, and sessions of schedules, for which the schedule says whether the history is kept.
+# They are reset only if the rules name their kind.
 _KIND_RULES_ONLY = SPAWNED_ORIGINS | {OriginKind.SCHEDULE, OriginKind.HEARTBEAT}
 _CONTINUATION_KINDS = frozenset({EnvelopeKind.ANSWER, EnvelopeKind.NOTICE, EnvelopeKind.DECISION})
 _MINUTE_MS = 60_000
 
 
 class UpcomingReset(NamedTuple):
-    """The time of the next reset of a context, and the rule for it.
+    """The time of the next reset of a context, and the rule that causes it.
 
     Activity before this time can delay the reset.
     """

@@ -1,7 +1,7 @@
 """Rate limits: one token bucket per key, refilled at a rate per minute.
 
 The buckets are kept in memory, and their number is limited. If there are too many, the oldest bucket
-is dropped. Its key then starts with a full bucket again.
+is dropped. The next request with its key then starts with a full bucket.
 """
 
 from __future__ import annotations

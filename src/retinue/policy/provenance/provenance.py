@@ -1,6 +1,6 @@
 """Decides whether a tool call needs approval because the model has read untrusted content.
 
-Once untrusted content is in a context, its influence on the model's output cannot be determined. So
+Once untrusted content is in a context, its influence on the model's output cannot be determined, so
 values are not tracked through the model. Instead, each argument of the call must be explained: it
 must be equal to a value of the same type that the owner wrote, or that a tool result contains and
 the owner named, or a rule in the settings must permit it. A person is asked about a call with any
@@ -47,7 +47,7 @@ class ContextSource(Struct, frozen=True, kw_only=True):
 
 
 class ProvenanceContext(Struct, frozen=True, kw_only=True):
-    """What the model read before a call, and the calls that were performed since the owner's last message."""
+    """What the model read before a call, and the calls performed since the owner's last message."""
 
     sources: tuple[ContextSource, ...] = ()
     calls_done: tuple[Call, ...] = ()
@@ -118,7 +118,7 @@ def _build_result_source(record: Record, result: ToolResult, call: Call) -> Cont
 
 
 def has_guarded_effect(spec: ToolSpec) -> bool:
-    """Whether a call of this tool can change or reveal something. A request to the outside reveals its arguments."""
+    """Whether a call of this tool can change or reveal something. An outbound request reveals its arguments."""
     if spec.effects & GUARDED_EFFECTS:
         return True
     return ToolEffect.READS_UNTRUSTED in spec.effects and ToolEffect.READS_PRIVATE not in spec.effects
@@ -137,7 +137,7 @@ def decide_provenance(
 
     This function never denies a call.
 
-    `known` is the result of `collect_known_values`. If it is None, this function calls that one.
+    `known` is the result of `collect_known_values`. If it is None, this function calls `collect_known_values` itself.
     """
     if not has_guarded_effect(spec):
         return ProvenanceDecision(decision=Decision(DecisionKind.ALLOW, "it only reads the owner's data"))
@@ -289,7 +289,7 @@ def _check_value(
     return (
         ArgumentFinding(path, shown, explained_by=by)
         if by
-        else ArgumentFinding(path, shown, unexplained_because=f"a {sorts[0].kind} that the owner did not name")
+        else ArgumentFinding(path, shown, unexplained_because=f"the owner did not mention this {sorts[0].kind}")
     )
 
 

@@ -48,7 +48,7 @@ class KnownValues:
     parsed_texts: tuple[ParsedText, ...]
     entries: tuple[ResultEntry, ...]
     today: date | None = None
-    scores: dict[int, int] = field(default_factory=dict[int, int], compare=False)  # by identity: the entries outlive it
+    scores: dict[int, int] = field(default_factory=dict[int, int], compare=False)  # keyed by `id()`: entries outlive it
 
     @classmethod
     def build(
@@ -58,7 +58,7 @@ class KnownValues:
             policy=policy,
             texts=tuple(texts),
             parsed_texts=tuple(parse_text(text, today) for text in texts),
-            entries=tuple(dict.fromkeys(entries)),  # the same entry, read twice, is one
+            entries=tuple(dict.fromkeys(entries)),  # an entry that was read twice counts once
             today=today,
         )
 
@@ -385,7 +385,7 @@ def _explain_by_duration(known: KnownValues, text: str, others: Mapping[str, Any
     lasting = {span for words in known.parsed_texts for span in words.durations}
     for group in group_by_tool(known.find_all_named()):
         spans = {_entry_duration(entry) for entry in group}
-        if len(spans) == 1:  # the moment may also be as much later as the named entry is long
+        if len(spans) == 1:  # the moment may also be later by the length of the named entry
             lasting |= {span for span in spans if span}
     for other in others.values():
         start = parse_moment(other) if isinstance(other, str) else None
@@ -419,7 +419,7 @@ def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
 
 
 def _explain_by_template(known: KnownValues, value: str) -> str:
-    """Explain a text that is the owner's template, with a name that the owner's words select in each slot."""
+    """Explain text that is the owner's template, with a name that the owner's words select in each slot."""
     names = frozenset[str]().union(*known.find_meant_values(ValueType(ValueKind.NAME)))
     for words in known.parsed_texts:
         for template in words.templates:
@@ -452,7 +452,7 @@ def _explain_by_rule(
     if StandingExplanation.QUOTED in explanations and isinstance(value, str):
         phrase = tokenize(value)
         if any(parse_text(stated).has_phrase(phrase) for entry in known.find_all_named() for stated in entry.texts):
-            return "literally from what the owner named"
+            return "verbatim from what the owner named"
     return ""
 
 

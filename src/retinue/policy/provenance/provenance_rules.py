@@ -17,19 +17,19 @@ from retinue.config.provenance import (
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
-KEY_FIELD = "<key>"  # names the keys of a result that is an object from names to values
+KEY_FIELD = "<key>"  # names the keys of a result that is an object of names and values
 VALUE_FIELD = "<value>"
 ITEM_FIELD = "<item>"  # names the items of a result that is a list of plain values
 
 
 class ProvenancePolicy(Struct, frozen=True, kw_only=True, eq=False):
-    """All provenance rules. Of each kind of rule, the first one that matches a tool or argument applies."""
+    """All provenance rules. For each kind of rule, the first one that matches a tool or argument applies."""
 
     sources: tuple[SourceRule, ...] = ()
     arguments: tuple[ArgumentRule, ...] = ()
     acts: tuple[ToolRequestRule, ...] = ()
     measures: tuple[MeasureRule, ...] = ()
-    speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # messages with these trusts explain values
+    speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # messages with these trust levels explain values
 
     def find_source_rule(self, tool: str) -> SourceRule | None:
         return next((rule for rule in self.sources if fnmatchcase(tool, rule.tools)), None)

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from retinue.config.provenance import ValueKind
 
-TEXT_CHARS_MAX = 100_000  # a longer text explains no values, and is never explained
+TEXT_CHARS_MAX = 100_000  # longer text explains no values, and is never explained
 TEXTS_CACHED_MAX = 256
 NAME_WORDS_MAX = 32
 
@@ -86,7 +86,7 @@ _SECOND_TO_FIRST_PERSON = {
 }
 
 
-# Words without meaning by themselves. A text that consists only of these is never explained.
+# Words without meaning by themselves. Text that consists only of these is never explained.
 # fmt: off
 COMMON_WORDS = frozenset((
     "a", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "do", "does", "for", "from", "had",
@@ -99,7 +99,7 @@ COMMON_WORDS = frozenset((
 
 
 class FoundValue(Struct, frozen=True):
-    """A value found in a text. Values with the same `sentence` number are in the same sentence."""
+    """A value found in text. Values with the same `sentence` number are in the same sentence."""
 
     kind: ValueKind
     value: str
@@ -115,7 +115,7 @@ class ParsedText(Struct, frozen=True, kw_only=True):
     durations: frozenset[timedelta]
     percents: frozenset[Decimal]
     quoted: tuple[tuple[str, ...], ...]  # the words between two quotes
-    templates: tuple[str, ...]  # quoted texts with a {slot} to fill
+    templates: tuple[str, ...]  # quoted strings with a {slot} to fill
 
     def has_value(self, kind: ValueKind, value: str) -> bool:
         return any(found.kind is kind and found.value == value for found in self.values)
@@ -147,9 +147,9 @@ def normalize_text(text: str) -> str:
 
 
 def tokenize(text: str) -> tuple[str, ...]:
-    """Return the words of a text without case and edge punctuation.
+    """Return the words of the text in lower case, without punctuation at their edges.
 
-    Words are in lower case, but a word with a digit is a value and keeps its case.
+    A word with a digit is a value, so it keeps its case.
     """
     return tuple(_fold_token(token) for token in _split_tokens(normalize_text(text)))
 
@@ -177,7 +177,7 @@ _EMPTY = ParsedText(
 
 @lru_cache(maxsize=TEXTS_CACHED_MAX)
 def parse_text(text: str, today: date | None = None) -> ParsedText:
-    """Parse a text into words and typed values.
+    """Parse text into words and typed values.
 
     A date without a year means the next such date, counted from `today`. If `today` is None, such a
     date is ignored.
@@ -214,7 +214,7 @@ def parse_text(text: str, today: date | None = None) -> ParsedText:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text into sentences."""
+    """Split text into sentences. Text beyond `TEXT_CHARS_MAX` is dropped."""
     return [part for part in _SENTENCE.split(normalize_text(text[:TEXT_CHARS_MAX])) if part.strip()]
 
 
@@ -335,7 +335,7 @@ def parse_date(text: str) -> date | None:
 
 
 def infer_kind(text: str) -> ValueKind:
-    """Return which kind of value a text looks like as a whole: a URL, a number, a date and so on."""
+    """Return which kind of value the whole text looks like: a URL, a number, a date and so on."""
     text = normalize_text(text).strip()
     if _EMAIL.fullmatch(text):
         return ValueKind.EMAIL
@@ -383,8 +383,8 @@ def normalize_value(kind: ValueKind, value: object) -> str | None:
 def extract_user_text(turn: str) -> str:
     """Return what people wrote in a turn, without the lines that the server adds around it.
 
-    The server's lines contain times, ids and channel titles, and anyone may have chosen a title. The
-    text of a user cannot imitate these lines, because `runners/turn_input` escapes imitations with a
+    The server's lines contain times, ids and channel titles, which anyone may have chosen. The text of
+    a user cannot imitate these lines, because `runners/turn_input` escapes imitations with a
     backslash.
     """
     if not turn.startswith(_TURN_HEADER):

@@ -105,9 +105,9 @@ def _iterate_requested_values(
 
 
 def _parse_items(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
-    """Return the items of a result, each as an object from field names to values. None if the result is not data.
+    """Return the items of a result, each as a mapping of field names to values. None if the result is not data.
 
-    `keyed` means that the result is one object, from names to values, and each pair is an item.
+    `keyed` means that the result is one object, and that each pair of key and value is an item.
     """
     try:
         data = json.loads(output)

@@ -49,5 +49,5 @@ def limit_scope(wanted: GrantScope, approval: Approval) -> GrantScope | None:
 
 
 def find_next_approver(asked: Sequence[Address], approvers: Sequence[Address]) -> Address | None:
-    """Return the next person to ask if there is no answer: the first approver who was not asked yet."""
+    """Return the next person to ask if there is no answer: the first approver who has not been asked yet."""
     return next((address for address in approvers if address not in asked), None)

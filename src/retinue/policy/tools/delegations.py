@@ -33,7 +33,7 @@ def may_delegate(asker: Agent, target: Agent, kind: DelegationKind, *, lineage: 
     if open_count >= rules.open_max:
         key = f"agents.{asker.name}.delegation.open_max"
         existing = format_quantity(open_count, "open delegation")
-        return _deny(f"this session already has {existing}, and `{key}` is its limit", key)
+        return _deny(f"this session already has {existing}, the limit set by `{key}`", key)
     return Decision(DecisionKind.ALLOW, seen.because)
 
 

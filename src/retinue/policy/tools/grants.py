@@ -33,7 +33,7 @@ def list_active_permissions(
 def find_missing_permissions(
     needs: Sequence[Permission], rights: AgentRights, held: Sequence[Permission]
 ) -> tuple[Permission, ...]:
-    """Return those of the needed permissions that the agent does not have."""
+    """Return the needed permissions that the agent does not have."""
     return tuple(
         need
         for need in dict.fromkeys(needs)

@@ -82,7 +82,7 @@ INVOKE_DENIED = (
 )
 
 
-# Calls that only the owner may approve: changes of settings, and operations that need a privileged caller.
+# Calls that only the owner may approve: changes to settings, and operations that need a privileged caller.
 OWNER_DECIDES = frozenset(
     {
         "gateway",

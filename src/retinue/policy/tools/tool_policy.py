@@ -164,7 +164,7 @@ class ToolPolicyChain:
             inherited = (finding for chain in self._parents for finding in chain.findings(spec))
             findings = tuple(
                 dict.fromkeys((*self._collect_findings(spec), *inherited))
-            )  # most layers are the same for all
+            )  # most layers are the same for all chains
             findings = tuple(self._interned_findings.setdefault(each, each) for each in findings)
             known = self._decisions[spec.name] = (spec, findings, _pick_strictest(findings))
         return known
@@ -224,7 +224,7 @@ def _apply_layer(rules: _ExpandedLayer, spec: ToolSpec) -> LayerFinding:
         return found(DecisionKind.ALLOW, f"{SYSTEM_PREFIX}* tools ignore an agent's own lists", "allow")
     if (glob := _find_glob(rules.deny, name)) is not None:
         return found(DecisionKind.DENY, f"{layer.name} denies '{glob}'", "deny")
-    asked = _find_glob(rules.ask, name)  # a tool that needs approval must be available
+    asked = _find_glob(rules.ask, name)  # a tool that `ask` lists is also allowed
     if asked is None and _find_glob(rules.also_allow, name) is None:
         if rules.profile is not None and _find_glob(rules.profile, name) is None:
             return found(
@@ -299,7 +299,7 @@ def build_layers(settings: ToolSettings, agent: Agent, context: ToolPolicyContex
         named = settings.policies.get(own.policy)
         # A policy that is not declared allows nothing, because the agent was meant to be restricted.
         lists = named if named is not None else ToolLists(allow=())
-        because = own.policy if named is not None else f"{own.policy}, which is not declared"
+        because = own.policy if named is not None else f"{own.policy} (not declared)"
         layers.append(PolicyLayer(name=f"the policy {because}", key=f"tools.policies.{own.policy}", lists=lists))
     layers.append(PolicyLayer(name=f"the agent {agent.name}", key=key, lists=own, is_agents=True))
     layers += _build_provider_layers(own.by_provider, key, context, own=True)
@@ -366,11 +366,11 @@ def _build_provider_layers(
 def build_sender_layers(settings: ToolSettings, context: ToolPolicyContext) -> list[PolicyLayer]:
     """Return the layers of rules for the senders of a message.
 
-    If a run acts on behalf of a principal other than its sender, the rules for both apply. So a
-    person gains nothing by asking through an agent.
+    If a run acts on behalf of a principal other than its sender, the rules for both apply. A person
+    therefore gains nothing by asking through an agent.
 
-    If several people wrote in a channel, the rules for all of them apply. So a person gains nothing
-    by writing after another person.
+    If several people wrote in a channel, the rules for all of them apply. A person therefore gains
+    nothing by writing after another person.
 
     The result depends only on these fields of `context`: `sender`, `speakers`, `principal`,
     `principal_speakers`, `requesters` and `channel`.

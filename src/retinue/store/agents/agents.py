@@ -80,7 +80,7 @@ def _decode(body: str) -> Agent:
 
 
 def find(conn: sa.Connection, name: str) -> Agent | None:
-    """Return the agent with this name, case-insensitive, or None if there is none or it was removed."""
+    """Return the agent with this name (case-insensitive), or None if there is none or it was removed."""
     row = conn.execute(_find, {"name_folded": name.casefold()}).one_or_none()
     if row is None or row.removed_ms is not None:
         return None

@@ -5,7 +5,7 @@ entries for each session and one for the server. The hash of an entry covers the
 its chain. An anchor records the position and hash of the last entry of a chain, so that `verify`
 detects a chain that was truncated later.
 
-Entries are appended in an open `Transaction`. It serializes all writes, so no two entries of a
+Entries are appended in an open `Transaction`, which serializes all writes, so no two entries of a
 chain get the same position. Appending several entries at once takes one query for the last entry of
 the chain and one insert.
 """
@@ -64,8 +64,8 @@ _insert_anchor = _n.insert()
 def append(tx: Transaction, chain: str, entries: Sequence[AuditEntry]) -> None:
     """Append entries to a chain in an open transaction. `chain` is a session's id, or `SERVER_CHAIN` for the server.
 
-    When a session's chain begins, an entry for it is added to the server's chain. So `verify`
-    detects the deletion of a complete chain.
+    When a session's chain begins, an entry for it is added to the server's chain, so that `verify`
+    can detect the deletion of a complete chain.
     """
     if not entries:
         return
@@ -101,7 +101,7 @@ def append_in_transaction(
 ) -> None:
     """Open a transaction, append entries to a chain in it, and close it.
 
-    If the caller has already opened a `Transaction`, it must call `append` instead.
+    A caller that has already opened a `Transaction` must call `append` instead.
     """
     tx = Transaction(conn, now_ms)
     append(tx, chain, entries)

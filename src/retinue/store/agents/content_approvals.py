@@ -1,6 +1,6 @@
 """Store the hashes of approved skills, hooks, instructions and MCP tools.
 
-If the content of one changes, its hash no longer matches, and it needs a new approval.
+If the content changes, its hash no longer matches, and it needs a new approval.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Store the credentials of model providers, and their cooldowns.
 
-A credential contains the location of its key, never the key. After a failure, a credential has a
-cooldown, during which it is not used.
+A credential contains the location of its key, never the key itself. After a failure, a credential
+has a cooldown, during which it is not used.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def remove(conn: sa.Connection, agent: str, id_: str) -> bool:
 def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Credential], *, at_ms: int) -> None:
     """Set the order in which an agent uses its credentials for a provider.
 
-    Credentials that are not in `order` come last. If `order` is empty, credentials are sorted by
-    last use.
+    Credentials that are not in `order` come last. If `order` is empty, the default order applies:
+    tokens before keys, then least recently used.
     """
     conn.execute(_clear_order, {"the_agent": agent, "the_provider": provider})
     for place, credential in enumerate(order):

@@ -13,9 +13,9 @@ table and found by key:
     sha256:HASH         untrusted: this content came from outside, whichever file contains it
 
 Programs cannot set a ctime, so it reveals changes that were made without the server. But it is
-coarse, and it comes from another clock than the server's time. Within `CTIME_SLACK_MS`, a file is
-therefore untrusted if in doubt. If the clock is set back by more than that while a command runs,
-changes by the command are not noticed.
+coarse, and it comes from a different clock than the server's time. Within `CTIME_SLACK_MS`, a file
+is therefore treated as untrusted if in doubt. If the clock is set back by more than that while a
+command is running, changes by the command are not noticed.
 
 Callers pass resolved paths.
 """
@@ -47,8 +47,8 @@ _b = sa.bindparam
 _f = t.file_trust.c
 _UNTRUSTED = t.sql_literal(f"'{Trust.UNTRUSTED}'")
 _by_keys = sa.select(t.file_trust).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_PER_QUERY)]))
-# A search by range, for databases that order texts by their bytes. Other collations may ignore characters such as `/`,
-# so each label is compared. LIKE is not used, because paths may contain its special characters.
+# A search by range, for databases that order strings by their bytes. Other collations may ignore characters such as
+# `/`, so there each label is compared. LIKE is not used, because paths may contain its special characters.
 _below_by_range = sa.select(t.file_trust).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
 _below_by_prefix = sa.select(t.file_trust).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
 _any_untrusted = sa.select(_f.path).where(_f.trust == _UNTRUSTED).limit(1)
@@ -161,7 +161,7 @@ def distrust_directory(conn: sa.Connection, path: str, at_ms: int, run: RunId | 
 
 
 def distrust_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
-    """Mark files as untrusted if they change from now on, at or below the given paths.
+    """Mark files at or below the given paths as untrusted if they change from now on.
 
     `paths` maps each path to the current ctime of its file, or to None if there is no file. Unlike
     other labels, the labels stored here do not affect commands: the output of a command that can
@@ -205,7 +205,7 @@ def label_command(
 
     `untrusted` means that the command was made from untrusted content, or has network access. A
     command that can read untrusted files may also copy or move them, and a file that is moved with
-    its directory keeps its ctime. So everything that the command may write to is marked as
+    its directory keeps its ctime. Everything that the command may write to is therefore marked as
     untrusted if it changes after the earliest time at which something readable became untrusted.
     """
     since = [at_ms] if untrusted else []
@@ -260,7 +260,7 @@ def _list_obsolete(labels: Sequence[FileLabel], is_named: Callable[[str], bool])
 
 
 def _is_obsolete(label: FileLabel, is_named: Callable[[str], bool]) -> bool:
-    if label.trust is Trust.PERSON:  # the command may still run and create the file
+    if label.trust is Trust.PERSON:  # the command may still be running and create the file
         return False
     if label.key.startswith(_CONTENT_PREFIX):
         return not is_named(label.key.removeprefix(_CONTENT_PREFIX))

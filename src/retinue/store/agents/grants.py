@@ -108,7 +108,7 @@ def find_by_prefix(conn: sa.Connection, prefix: str) -> list[Grant]:
 def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
     """Revoke all grants of an agent, and the grants that it passed on to other agents.
 
-    So a new agent with the same name starts without grants.
+    A new agent with the same name therefore starts without grants.
     """
     ended = list_of_agent(conn, agent, now_ms=at_ms)
     for grant in ended:

@@ -30,7 +30,7 @@ _remove = t.bindings.delete().where(_c.id == _b("the_id"))
 _clear = t.bindings.delete()
 _is_whole_account = sa.and_(*(_c[name] == "" for name in ("peer_kind", "peer", "parent", "guild", "team")))
 _accounts_of_agent = sa.select(_c.id).where(_is_whole_account, _c.agent == _b("agent"), _c.connector == _b("connector"))
-# An account may be named together with its platform or instead of it: both mean the same account.
+# A binding may name an account in `account`, or in `connector` alone: both mean the same account.
 _by_account = sa.select(_c.id).where(
     _is_whole_account, sa.or_(_c.account == _b("name"), sa.and_(_c.account == "", _c.connector == _b("name")))
 )

@@ -32,7 +32,7 @@ def get_value(conn: sa.Connection, connector: str, key: str) -> str | None:
 
 
 def set_value(conn: sa.Connection, connector: str, key: str, value: str, *, at_ms: int) -> None:
-    """Set a value. Raises `ConnectorStateInvalid` if it is too long: a truncated offset would be a wrong offset."""
+    """Set a value. Raises `ConnectorStateInvalid` if it is too long, because a truncated offset would be wrong."""
     if not 0 < len(key) <= KEY_CHARS_MAX or len(value) > VALUE_CHARS_MAX or not is_storable(key + value):
         raise ConnectorStateInvalid(connector, key_chars_max=KEY_CHARS_MAX, value_chars_max=VALUE_CHARS_MAX)
     mine = {"the_instance": connector, "the_key": key}

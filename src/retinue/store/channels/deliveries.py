@@ -123,8 +123,8 @@ def close_attempt(
 def list_unclosed(conn: sa.Connection, recipient: str) -> list[Envelope]:
     """List the envelopes to a channel whose delivery attempt was opened but not closed.
 
-    Call this only while nothing is being sent to the channel. Then these attempts were interrupted,
-    and it is unknown whether their envelopes arrived.
+    Call this only while nothing is being sent to the channel. In that case, these attempts were
+    interrupted, and it is unknown whether their envelopes arrived.
     """
     return [envelope_from_row(row) for row in conn.execute(_unclosed, {"recipient": recipient})]
 
@@ -138,18 +138,18 @@ def list_unclosed_channels(conn: sa.Connection) -> list[str]:
 
 
 def get_waiting_retry(conn: sa.Connection, recipient: str) -> Envelope | None:
-    """Return the envelope to this channel that was tried before and waits for its next attempt, or None.
+    """Return the envelope to this channel that was tried before and is waiting for its next attempt, or None.
 
     A channel has at most one, because no later envelope is tried before it has ended. The query
-    reads all envelopes that wait for the channel, so call it only if a retry may be waiting.
+    reads all envelopes that are waiting for the channel, so call it only if a retry may be waiting.
     """
     row = conn.execute(_next_retry, {"recipient": recipient}).one_or_none()
     return envelope_from_row(row) if row else None
 
 
 def list_due_channels(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
-    """List up to `limit` channels that have due envelopes, sorted by address, beginning after the address `after`."""
-    at_ms = max(now_ms, latest_ms(conn))  # as a claim does: the time of the store never goes back
+    """List up to `limit` channels that have due envelopes, sorted by address, starting after the address `after`."""
+    at_ms = max(now_ms, latest_ms(conn))  # as a claim does: the time of the store never goes backwards
     return [row.recipient for row in conn.execute(_due_channels, {"at": at_ms, "after": after, "limit": limit})]
 
 

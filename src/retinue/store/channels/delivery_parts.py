@@ -28,7 +28,7 @@ def add(
 ) -> None:
     """Record that a part was delivered. The call may be repeated, for example if a commit's result is unknown.
 
-    `split_by` says how the envelope was split. It is stored only with the first part.
+    `split_by` says how the envelope was split. It is stored only with the first delivered part.
     """
     arrived = get_receipts(conn, envelope)
     if part not in arrived:
@@ -37,12 +37,12 @@ def add(
 
 
 def get_split(conn: sa.Connection, envelope: str) -> str | None:
-    """Return how the envelope was split, or None if no part was delivered yet."""
+    """Return how the envelope was split, or None if no part has been delivered yet."""
     return conn.execute(_split_by, {"envelope": envelope}).scalar()
 
 
 def get_last_ms(conn: sa.Connection, envelope: str) -> int | None:
-    """Return when the last part was delivered, or None if no part was delivered yet."""
+    """Return when the last part was delivered, or None if no part has been delivered yet."""
     return conn.execute(_last_ms, {"envelope": envelope}).scalar()
 
 
@@ -52,7 +52,7 @@ def get_receipts(conn: sa.Connection, envelope: str) -> dict[int, str]:
 
 
 def get_first_receipt(conn: sa.Connection, envelope: str) -> str | None:
-    """Return the platform message id of the envelope's first part, or None if it was not delivered yet."""
+    """Return the platform message id of the envelope's first part, or None if it has not been delivered yet."""
     return get_receipts(conn, envelope).get(0)
 
 

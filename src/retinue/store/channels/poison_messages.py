@@ -17,7 +17,7 @@ from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
 BECAUSE_CHARS_MAX = 500
-WAITING_MAX = 1_000  # per instance; the oldest beyond it are dropped, so that a flood does not fill the store
+WAITING_MAX = 1_000  # per instance; beyond this, the oldest are dropped, so that a flood does not fill the store
 LISTED_MAX = 200
 
 _b = sa.bindparam

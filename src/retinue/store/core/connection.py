@@ -44,7 +44,7 @@ AfterCommit = Callable[[T | None], None]
 
 
 LOCK_WAIT_S = 5.0
-"""Time to wait for the lock of a database, in seconds, until PostgreSQL notices that a killed server is gone."""
+"""Time to wait for the lock on a database, in seconds, so that PostgreSQL can notice that a killed server is gone."""
 
 PERMANENT_ERROR_CODES = frozenset({ConstraintViolated.code, StatementRejected.code})
 """Codes of errors that a retry cannot fix."""
@@ -77,7 +77,7 @@ class Store(Protocol):
     async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
         """Run `body` in its own transaction. Returns only after COMMIT.
 
-        If `body` fails, its changes are undone, and those of other writes are not. If the caller is
+        If `body` fails, its changes are rolled back, but those of other writes are not. If the caller is
         cancelled, `body` is still committed completely or not at all. Use `then` for work that must
         follow the commit even if the caller is cancelled. It is called once on the event loop, in
         commit order. Its argument is the result of `body`, or None if nothing was committed.

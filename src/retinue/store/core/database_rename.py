@@ -18,7 +18,7 @@ from retinue.store.core.file_inspection import inspect_file
 
 STORE_NAME, FORMER_NAME = "retinue.db", "house.db"
 SUFFIXES = ("-wal", "-shm", "-journal")
-FORMER_COPY = f"{FORMER_NAME}.rehearsal"  # a copy that an interrupted upgrade of an earlier version has left
+FORMER_COPY = f"{FORMER_NAME}.rehearsal"  # a copy left behind by an interrupted upgrade of an earlier version
 
 
 def find_store_file(path: Path) -> Path:
@@ -36,11 +36,11 @@ def find_store_file(path: Path) -> Path:
 
 
 def rename_former_file(path: Path, *, known_revisions: Set[str], faults: CrashPoints) -> None:
-    """Rename the database file from its former name. The caller holds the instance lock.
+    """Rename a database file that still has its former name. The caller must hold the instance lock.
 
-    SQLite finds a write-ahead log by the name of its database. So the log is first written into the
-    database, and then only one file must be renamed. If the process is killed in between, the next
-    start completes the rename. A damaged file is rejected and not changed.
+    SQLite finds a write-ahead log by the name of its database. The log is therefore checkpointed
+    into the database first, so that only one file has to be renamed. If the process is killed in
+    between, the next start completes the rename. A damaged file is rejected and not changed.
     """
     former = find_store_file(path)
     if former == path:
@@ -48,7 +48,7 @@ def rename_former_file(path: Path, *, known_revisions: Set[str], faults: CrashPo
     faults.reach("rename-store.begin")
     inspect_file(former, known_revisions)
     with closing(sqlite3.connect(former, isolation_level=None)) as raw:
-        raw.execute("SELECT count(*) FROM sqlite_master").fetchone()  # rolls back what a journal says
+        raw.execute("SELECT count(*) FROM sqlite_master").fetchone()  # rolls back a hot journal
         (busy, *_) = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     faults.reach("rename-store.checkpointed")
     log = Path(f"{former}-wal")

@@ -1,4 +1,4 @@
-"""Errors of the database: when it is opened, migrated, locked or written, and when no object has a given id."""
+"""Errors from opening, migrating, locking, reading and writing the database, and from looking up objects by id."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoreFilesConflict(StoreError):
 
 
 class FormerFileInUse(StoreError):
-    """The database with the former name cannot be renamed, because another program uses it."""
+    """The database with the former name cannot be renamed, because another program is using it."""
 
     code = "store.former_file_in_use"
 
@@ -94,7 +94,7 @@ class StoreCannotOpen(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """The database cannot be written, because of file permissions, a read-only disk or a read-only transaction."""
+    """The database cannot be written to, because of file permissions, a read-only disk or a read-only transaction."""
 
     code = "store.read_only"
 
@@ -197,7 +197,7 @@ class DurableCommitsUnavailable(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another server uses the PostgreSQL database. `holder` describes its connection."""
+    """Another server is using the PostgreSQL database. `holder` describes its connection."""
 
     code = "store.locked"
 
@@ -223,13 +223,13 @@ class StoreTakenOver(StoreError):
 
 
 class StoreLockLost(StoreError):
-    """The connection that holds the lock of the database broke repeatedly. Nothing was changed."""
+    """The connection that holds the lock on the database broke repeatedly. Nothing was changed."""
 
     code = "store.lock_lost"
 
     def __init__(self) -> None:
         super().__init__(
-            "nothing was changed: the lock of the database was lost",
+            "nothing was changed: the lock on the database was lost",
             because="the connection that holds the lock broke repeatedly",
             try_this="check the connection to PostgreSQL; the server acquires the lock again by itself",
         )

@@ -1,4 +1,4 @@
-"""Read stored events in commit order, beginning after a cursor."""
+"""Read stored events in commit order, starting after a cursor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
 
-SCANNED_EVENTS_MAX = 5_000  # events of any session that one query for a single session scans
+SCANNED_EVENTS_MAX = 5_000  # maximum events, of all sessions, that a query for one session scans
 
 _b = sa.bindparam
 _body_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -125,7 +125,7 @@ def list_next(
     """List the events that follow a cursor, of one session or of all sessions.
 
     Events have no index by session. A query for one session scans the events of all sessions, at
-    most `SCANNED_EVENTS_MAX` at a time, and may therefore return none although more exist.
+    most `SCANNED_EVENTS_MAX` at a time. It may therefore return none even though more exist.
     """
     if session is None:
         found = list_after(conn, cursor, limit=limit, seen_by=seen_by)

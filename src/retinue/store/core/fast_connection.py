@@ -88,7 +88,7 @@ def _build_picker(names: list[str], defaults: Parameters) -> Callable[[Parameter
 def _row_type(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
     """Return a function that builds a row with these column names. Statements with the same columns share it."""
     made: Any = namedtuple("Row", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
-    return partial(cast(Any, tuple).__new__, made)  # as `_make` does, but that is written in Python
+    return partial(cast(Any, tuple).__new__, made)  # like `_make`, which is slower because it is written in Python
 
 
 class FastResult(Struct, frozen=True):
@@ -169,9 +169,10 @@ class FastConnection(sa.Connection):
     Statements that run on sqlite3 raise its errors unchanged.
     """
 
-    # Keyed by identity. Each entry holds its statement, so that the identity is not reused. Shared, because the text
-    # is the same on every connection. Bounded: all statements built once fit. Statements built on the fly fill it
-    # with entries that are never used again; then it is cleared, and the permanent ones are compiled once more.
+    # Keyed by the statement's `id()`. Each entry holds its statement, so that the id is not reused. Shared, because the
+    # SQL text is the same on every connection. Bounded: all statements that are built once fit. Statements built on
+    # the fly add entries that are never used again. When it is full, it is cleared, and the permanent statements are
+    # compiled again.
     _prepared: ClassVar[dict[int, tuple[Any, PreparedStatement]]] = {}
     # Shared by all statements that only write: creating a cursor takes as long as binding the values.
     _cursor: sqlite3.Cursor | None = None

@@ -55,7 +55,7 @@ def _check_wal(path: Path, wal: Path) -> None:
         with path.open("rb") as store, wal.open("rb") as reading:
             file_head, head = store.read(_FILE_HEADER_BYTES), reading.read(_WAL_HEADER_BYTES)
     except FileNotFoundError:
-        return  # A process that had it open closed it in between, so the log is now part of the file.
+        return  # Another process closed the database in between, so the log is now part of the file.
     if len(head) < _WAL_HEADER_BYTES or len(file_head) < _FILE_HEADER_BYTES:
         return  # The log was just created, or the file is not a database, which SQLite will report.
     magic, version, page_bytes, _, _, _, sum_0, sum_1 = struct.unpack(">8I", head)
@@ -77,9 +77,9 @@ def _wal_checksum(data: bytes, magic: int) -> tuple[int, int]:
 
 
 def _check_counters(raw: sqlite3.Connection, *, renamed: bool) -> None:
-    """Raise `StoreDamaged` if a stored counter is lower than the number that it counts.
+    """Raise `StoreDamaged` if a stored counter is lower than the highest sequence number in its table.
 
-    This detects most files that are combined with the write-ahead log of another file.
+    This detects most files that were combined with the write-ahead log of another file.
     """
     # Revision 0015 renamed the tables. An older store is inspected before it is upgraded.
     counts = "event_seq, envelope_seq FROM counters" if renamed else "news_seq, envelope_seq FROM house"

@@ -78,8 +78,8 @@ def find_by_short_id(
 ) -> tuple[IdKind, str]:
     """Return the kind and the id of the only object whose id starts with this short id.
 
-    Raises a `NotFound` error if there is none, and `AmbiguousId` with the candidates if there are
-    more.
+    Raises a `NotFound` error if there is none, and `AmbiguousId` with the candidates if there
+    are several.
     """
     digits = parse_id_prefix(text)
     scope = visibility_scope(seen_by)

@@ -153,7 +153,7 @@ class PostgresStore:
                 if attempts == RETRIES_MAX:
                     raise StoreLockLost from error
             except exc.DBAPIError as error:
-                gone = error.connection_invalidated  # before COMMIT, else it is `CommitUnknown`
+                gone = error.connection_invalidated  # before COMMIT: a loss during COMMIT raises `CommitUnknown`
                 asked = getattr(error.orig, "sqlstate", None) in _RETRY_SQLSTATES
                 if attempts == RETRIES_MAX or not (gone or asked):
                     raise translate_error(error) from error

@@ -26,7 +26,7 @@ from retinue.store.core import tables as t
 T = TypeVar("T")
 
 _b = sa.bindparam
-_AFTER_SLASH = "0"  # the character after "/": the range from "x/" to "x0" contains every text that begins with "x/"
+_AFTER_SLASH = "0"  # the character after "/": the range from "x/" to "x0" contains every string that begins with "x/"
 
 
 class VisibilityScope(StrEnum):
@@ -51,7 +51,7 @@ def principal_parameters(principal: Principal) -> dict[str, Any]:
 
 
 def address_parameters(name: str, address: str) -> dict[str, str]:
-    """Return the bind parameters for a condition that `is_address_or_below` has built with the same name."""
+    """Return the bind parameters for the condition that `is_address_or_below` builds for the same name."""
     return {name: address, f"{name}_from": f"{address}/", f"{name}_to": f"{address}{_AFTER_SLASH}"}
 
 

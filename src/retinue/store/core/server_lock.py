@@ -30,7 +30,7 @@ from retinue.store.core.errors import StoreLocked, StoreTakenOver
 
 log = logging.getLogger(__name__)
 
-LOCK_CLASS = 1_380_275_273  # advisory lock numbers are shared by all programs of a database; this one is "RETI"
+LOCK_CLASS = 1_380_275_273  # programs that use the same database share advisory lock numbers; this one is "RETI"
 SERVER, CONNECTIONS = 1, 2
 
 RETAKE_INTERVAL_S = 1.0
@@ -40,7 +40,7 @@ LABEL_BYTES_MAX = 63  # PostgreSQL truncates an application_name to this length
 HOST_BYTES_MAX = 24
 
 _LOCK_NOT_AVAILABLE = "55P03"
-# A machine that loses power closes no connection. Without keepalives, PostgreSQL waits two hours for it.
+# A machine that loses power closes no connection. Without keepalives, PostgreSQL notices this after two hours.
 _SERVER_KEEPALIVES: Mapping[str, str] = {
     "tcp_keepalives_idle": str(KEEPALIVE_IDLE_S),
     "tcp_keepalives_interval": str(KEEPALIVE_INTERVAL_S),
@@ -189,7 +189,7 @@ class ServerLock:
                 await conn.close()
 
     async def _acquire_key(self, conn: AsyncConnection, key: int) -> LockHolder | None:
-        """Acquire one of the two locks. Returns None, or the connection that holds the lock instead."""
+        """Acquire one of the two locks. Returns None on success, and otherwise the connection that holds it."""
         while not await _try_acquire(conn, key):
             row = (await conn.execute(sa.text(_HOLDERS.format(lock_class=LOCK_CLASS, key=key)))).one_or_none()
             if row is None:

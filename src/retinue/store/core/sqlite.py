@@ -47,9 +47,9 @@ T = TypeVar("T")
 GROUP_MAX = 256
 LOOP_COMMIT_S_MAX = 0.002  # slower commits do not run on the event loop
 COMMITS_MEASURED = 8  # number of latest commits whose duration is considered
-FAST_COMMIT_QUANTILE = 4  # on a fast disk, one commit in this many is fast: others may have waited for the processor
+FAST_COMMIT_QUANTILE = 4  # the disk is fast if one commit in this many is: the others may have waited for the processor
 LOOP_COMMIT_WRITES_MAX = 2  # maximum writes in one commit on the event loop
-LOW_LOAD_COMMITS, LOW_LOAD_WRITES_MAX = 16, 20  # the load is low if the latest 16 commits held at most 20 writes
+LOW_LOAD_COMMITS, LOW_LOAD_WRITES_MAX = 16, 20  # the load is low if the latest 16 commits contained at most 20 writes
 BUSY_TIMEOUT_MS = 5_000
 CACHE_KIB = 2_048
 SCAN_CACHE_KIB = 512  # a scan reads each database page once: a larger cache costs more than reading again from the OS
@@ -129,7 +129,7 @@ class _WriteResult(NamedTuple):
 def commit_group(conn: sa.Connection, writes: list[_PendingWrite], faults: CrashPoints) -> list[_WriteResult]:
     """Run each write in its own savepoint, and commit all writes with one COMMIT. Returns the result of each write.
 
-    If COMMIT fails, none of the writes has succeeded.
+    If COMMIT fails, all of the writes fail.
     """
     raw = _dbapi_connection(conn)
     done: list[_WriteResult] = []
@@ -137,7 +137,7 @@ def commit_group(conn: sa.Connection, writes: list[_PendingWrite], faults: Crash
     try:
         raw.execute("BEGIN IMMEDIATE")
         if len(writes) == 1:
-            # A single write needs no savepoint: an error undoes the transaction, which is its own.
+            # A single write needs no savepoint: an error rolls back the transaction, which contains nothing else.
             done.append(_WriteResult(writes[0], writes[0].body(conn), None))
         else:
             for job in writes:
@@ -173,7 +173,7 @@ def _run_in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, write: _Pend
     except Exception as error:
         failure = _caller_error(error, from_body=True)
         if not raw.in_transaction:
-            # After a full disk or a failed read SQLite undoes everything, so the error belongs to the group.
+            # After a full disk or a failed read, SQLite rolls back everything, so the error belongs to the group.
             raise failure from error
         raw.execute("ROLLBACK TO job")
         raw.execute("RELEASE job")
@@ -197,7 +197,7 @@ class SqliteStore:
         self._idle_scanners: SimpleQueue[sa.Connection] = SimpleQueue()
         self._pending: list[_PendingWrite] = []  # to be committed after the current iteration of the event loop
         self._write_queue: SimpleQueue[list[_PendingWrite] | None] = SimpleQueue()
-        self._writes_in_thread = 0  # writes given to the writer thread: while there are any, it owns the connection
+        self._writes_in_thread = 0  # writes given to the writer thread: while any are left, it owns the connection
         self._commit_times_s: deque[float] = deque(maxlen=COMMITS_MEASURED)  # durations of the latest commits
         self._commit_sizes: deque[int] = deque(
             [1] * LOW_LOAD_COMMITS, LOW_LOAD_COMMITS
@@ -316,7 +316,7 @@ class SqliteStore:
         began = perf_counter()
         try:
             return commit_group(self._writer, group, self._faults)
-        except BaseException as error:  # noqa: BLE001 - a writer that died in silence would leave everyone waiting
+        except BaseException as error:  # noqa: BLE001 - a dead writer thread would leave every caller waiting
             _rollback(_dbapi_connection(self._writer))
             failure = WriteInterrupted(error)
             return [_WriteResult(job, None, failure) for job in group]

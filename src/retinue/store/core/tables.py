@@ -272,8 +272,8 @@ accepted_counts = sa.Table(
     sa.Column("purged", sa.BigInteger, nullable=False),
 )
 
-# What remains of a purged envelope for a while: its idempotency key, so that it is not accepted twice, without its
-# text.
+# What remains of a purged envelope for a while: its idempotency key, so that it is not accepted twice, and its outcome,
+# but not its text.
 purged_envelopes = sa.Table(
     "purged_envelopes",
     metadata,
@@ -450,8 +450,8 @@ grants = sa.Table(
 )
 _add_partial_index("ix_grants_active", grants.c.agent, grants.c.session, where=grants.c.revoked_ms.is_(None))
 
-# Every decision and effect, written in the commit it describes. `chain` is a session id, or empty for the server. The
-# hash of a row covers the previous row of its chain.
+# Every decision and effect, written in the same commit as what it describes. `chain` is a session id, or empty for the
+# server. The hash of a row covers the previous row of its chain.
 audit = sa.Table(
     "audit",
     metadata,
@@ -471,7 +471,7 @@ audit = sa.Table(
 )
 sa.Index("ix_audit_at", audit.c.at_ms)
 
-# The end of each chain at one time. If a chain is truncated later, the entry at this position is missing.
+# The end of each chain at one point in time. If a chain is truncated later, the entry at this position is missing.
 audit_anchors = sa.Table(
     "audit_anchors",
     metadata,
@@ -489,12 +489,12 @@ file_trust = sa.Table(
     metadata,
     sa.Column("path", sa.Text, primary_key=True),
     sa.Column("trust", sa.String(16), nullable=False),
-    sa.Column("is_directory", sa.Boolean, nullable=False),  # a directory: everything in it that has changed since
+    sa.Column("is_directory", sa.Boolean, nullable=False),  # if true: everything in it that has changed since `at_ms`
     _id_column("run", nullable=True),
     _ms_column("at_ms"),
 )
 
-# Commands that tools started, also those that continue in the background.
+# Commands that tools started, including those that continue in the background.
 processes = sa.Table(
     "processes",
     metadata,
@@ -517,7 +517,7 @@ processes = sa.Table(
 )
 _add_partial_index("ix_processes_running", processes.c.session, where=processes.c.state == sql_literal("'running'"))
 
-# Approved hashes of skills and of tools of MCP servers. A changed one needs a new approval.
+# Approved hashes of content, such as skills and the tools of MCP servers. Changed content needs a new approval.
 approved_hashes = sa.Table(
     "approved_hashes",
     metadata,
@@ -587,7 +587,7 @@ model_calls = sa.Table(
 _add_partial_index("ix_model_calls_root", model_calls.c.root_run, where=model_calls.c.root_run != model_calls.c.run)
 sa.Index("ix_model_calls_day", model_calls.c.day)
 
-# Spending by day, updated in the commits that reserve and settle. Budgets are compared with it.
+# Spending by day, updated in the commits that reserve and settle money. Budgets are checked against it.
 spending = sa.Table(
     "spending",
     metadata,
@@ -720,7 +720,7 @@ instructions = sa.Table(
     _ms_column("at_ms"),
 )
 
-# The id that an external agent uses for a session, if it chose one. It stays when the session is deleted.
+# The id that an external agent uses for a session, if it chose one. It is kept when the session is deleted.
 external_keys = sa.Table(
     "external_keys",
     metadata,
@@ -741,8 +741,8 @@ webhooks = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Schedules. `body` is the complete definition; the other columns are there to be searched. `zone` is the time zone in
-# use: the schedule's own, or the owner's when it was last known.
+# Schedules. `body` is the complete definition; the other columns are for searching. `zone` is the time zone in use: the
+# schedule's own, or the last known time zone of the owner.
 schedules = sa.Table(
     "schedules",
     metadata,
@@ -790,7 +790,7 @@ occurrences = sa.Table(
 OPEN_OCCURRENCE_STATES = (sql_literal("'waiting'"), sql_literal("'working'"))
 _is_open_occurrence = occurrences.c.state.in_(OPEN_OCCURRENCE_STATES)
 _is_by_clock = occurrences.c.made_by == sql_literal("'clock'")
-# At most one open occurrence per schedule, and none twice: the database enforces this in case our code has a bug.
+# At most one open occurrence per schedule, and no duplicates: the database enforces this in case our code has a bug.
 _add_partial_index(
     "uq_occurrences_open", occurrences.c.schedule, where=sa.and_(_is_open_occurrence, _is_by_clock), unique=True
 )
@@ -844,7 +844,7 @@ identities = sa.Table(
 )
 sa.Index("ix_identities_person", identities.c.person)
 
-# Access requests of unknown senders, each with a code that the owner enters.
+# Access requests from unknown senders, each with a code that the owner enters.
 pairings = sa.Table(
     "pairings",
     metadata,
@@ -899,7 +899,7 @@ poison_messages = sa.Table(
 )
 sa.Index("ix_poison_messages_at", poison_messages.c.at_ms, poison_messages.c.id)
 
-# Ambient messages: written in a channel, but not to the agent. It reads them once, with the next message.
+# Ambient messages: written in a channel, but not to the agent. The agent reads them once, with the next message.
 ambient_messages = sa.Table(
     "ambient_messages",
     metadata,
@@ -933,7 +933,7 @@ delivery_parts = sa.Table(
     sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("channel", sa.Text, nullable=False),
     sa.Column("receipt", sa.Text, nullable=False),
-    sa.Column("split_by", sa.Text),  # with the first delivered part: how the text was split, so that the rest fits
+    sa.Column("split_by", sa.Text),  # set on the first delivered part: how the text was split, so that the rest matches
     _ms_column("at_ms"),
     sqlite_with_rowid=False,
 )

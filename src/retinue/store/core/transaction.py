@@ -1,8 +1,8 @@
 """An open write transaction: its time, its sequence numbers and the events that it emits.
 
 Every write opens a `Transaction` first, which locks the only row of the table `counters` until
-COMMIT. So on PostgreSQL, sequence numbers follow the order of commits, and all writes take locks in
-the same order. SQLite allows only one writer anyway.
+COMMIT. On PostgreSQL, sequence numbers therefore follow the order of commits, and all writes take
+locks in the same order. SQLite allows only one writer anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def latest_ms(conn: sa.Connection) -> int:
-    """Return the time of the latest commit. No later commit has an earlier time, even if the clock goes back."""
+    """Return the time of the latest commit. No later commit has an earlier time, even if the clock is set back."""
     return conn.execute(_select_latest_ms).scalar_one()
 
 

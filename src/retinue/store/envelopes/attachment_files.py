@@ -64,7 +64,7 @@ class AttachmentFiles:
         self._root = root
         self._numbers = itertools.count()
         self._place_lock = threading.Lock()
-        self._recent: dict[str, float] = {}  # hash to time of everything stored in the last hour, new or not
+        self._recent: dict[str, float] = {}  # hash -> time, for everything stored in the last hour, new or not
 
     def store(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
         """Store a file. When this returns, the file survives a crash. After an error, no partial file is visible.
@@ -124,7 +124,7 @@ class AttachmentFiles:
         """Remove the files for which `keep` returns False, and partial files left by a crash.
 
         Returns the number of removed files. A file that is being written is not removed. A complete
-        file looks unused until a commit refers to it. So call this only while no envelopes are
+        file looks unused until a commit refers to it. Call this only while no envelopes are being
         accepted, or pass `before`: then files that are newer, or that were stored again in the last
         hour, are not removed.
         """

@@ -2,7 +2,7 @@
 
 A retry sends a new envelope (see `outbox/dead_letter_retry`). The dead letter itself does not
 change. All retries that go back to the same envelope are numbered in one sequence. The idempotency
-key of a retry consists of the id of that envelope and the number, so the retries are found by key.
+key of a retry consists of the id of that envelope and the number, so retries can be found by key.
 """
 
 from __future__ import annotations

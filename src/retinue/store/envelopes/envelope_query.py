@@ -20,7 +20,7 @@ from retinue.store.core.row_visibility import (
 )
 from retinue.store.envelopes.envelopes import envelope_from_row
 
-RECENT_SCANNED_MAX = 5_000  # the newest envelopes, of which a list contains the visible ones
+RECENT_SCANNED_MAX = 5_000  # newest envelopes that a list scans for visible ones
 
 _b = sa.bindparam
 _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}

@@ -46,7 +46,7 @@ _due = (
     .where(
         t.envelopes.c.session == _b("session"),
         t.envelopes.c.status == t.PENDING,
-        # These are all ranks. Because they are named, the index scan stops before envelopes that are due later.
+        # These are all ranks. Naming them lets the index scan stop before envelopes that are due later.
         t.envelopes.c.rank.in_((t.sql_literal("0"), t.sql_literal("1"))),
         t.envelopes.c.due_ms <= _b("now"),
     )
@@ -89,7 +89,7 @@ _due_lanes = (
     .distinct()
     .limit(_b("limit"))
 )
-# The rank is always 1 outside lanes. Because the condition names it, the lane index finds due envelopes directly.
+# The rank is always 1 outside lanes. Naming it lets the lane index find due envelopes directly.
 _is_due_without_lane = sa.and_(
     t.envelopes.c.status == t.PENDING,
     t.envelopes.c.session.is_(None),
@@ -480,7 +480,7 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """Settle envelopes. Call `outcomes.settle` instead of this, because that also advances schedules."""
+    """Settle envelopes. Call `outcomes.settle` instead of this, because it also advances schedules."""
     conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
     _write_outcomes(conn, ids, outcome, because=because, at_ms=at_ms, answer=answer, silent=silent)
 

@@ -17,7 +17,7 @@ from retinue.store.envelopes.envelopes import envelope_from_row
 
 _b = sa.bindparam
 _p = t.delivery_parts.c
-# The join requires that the envelope exists: the process may have stopped before it was accepted.
+# The join requires that the envelope exists: the process may have stopped before the envelope was accepted.
 _find = (
     sa.select(t.envelopes)
     .join(t.delivery_parts, _p.envelope == t.envelopes.c.id)

@@ -28,5 +28,5 @@ def get(conn: sa.Connection, envelope: str) -> Webhook | None:
 
 
 def clear_headers(conn: sa.Connection, envelope: str) -> None:
-    """Delete the stored headers of a webhook, which may be secret. Call this after the webhook was called."""
+    """Delete the stored headers of a webhook, which may be secret. Call this after the webhook has been called."""
     conn.execute(_clear_headers, {"the_letter": envelope})

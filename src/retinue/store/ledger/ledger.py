@@ -100,7 +100,7 @@ def check_ledger(conn: sa.Connection, *, now_ms: int) -> LedgerReport:
     """Compute the totals and check every equation. Changes nothing."""
     from retinue.store.ledger.ledger_checks import RULES
 
-    # The time of the store never goes back, and decides what is due even if the wall clock went back.
+    # The time of the store never goes backwards, and decides what is due even if the wall clock was set back.
     at_ms = max(now_ms, conn.execute(_select_latest_ms).scalar_one())
     return LedgerReport(
         sums=ledger_sums.compute_sums(conn), equations=tuple(_check_rule(conn, rule, at_ms) for rule in RULES)

@@ -1,6 +1,6 @@
 """The equations of the ledger. Most are SQL queries for violations. An equation holds if none are found.
 
-The equations hold after every commit, even while the server is busy. So every finding is a fault.
+The equations hold after every commit, even while the server is busy, so every finding is a fault.
 The database compares and counts, and returns only violations. Python reads only open rows, which
 are few, and the records, because only decoding shows whether a record is readable.
 """
@@ -230,7 +230,7 @@ _held_without_step = sa.select(*_finding_columns(_m.c.run, "money is held for a 
     _m.c.held_microusd != 0, ~_has_open_step
 )
 
-# The sums of a day change with its calls: the difference of the two must be zero for each key.
+# The sums of a day change with its calls: the difference between the two must be zero for each key.
 
 _is_reported = sa.case((_m.c.estimated == sa.false(), 1), else_=0)
 _call_sums: dict[str, sa.ColumnElement[int]] = {
@@ -267,8 +267,8 @@ _open_runs = sa.select(_r.c.id).where(_r.c.status.in_(t.OPEN_RUN_STATUSES))
 _inconsistently_done = sa.select(
     *_finding_columns_by_case(
         _e.c.id,
-        (_e.c.status != t.DONE, "it has a time of settlement, but is not done"),
-        (_e.c.settled_ms.is_(None), "done, but without a time of settlement"),
+        (_e.c.status != t.DONE, "it has a settlement time, but is not done"),
+        (_e.c.settled_ms.is_(None), "done, but without a settlement time"),
         otherwise="done, but in an open run",
     )
 ).where(
@@ -284,7 +284,7 @@ _inconsistently_done = sa.select(
 _SLEEPING = t.sql_literal("'sleeping'")
 _suspended = _r.alias("suspended")
 _asleep_while_running = (
-    sa.select(*_finding_columns(_s.c.id, "it is inactive, but a run of it is running"))
+    sa.select(*_finding_columns(_s.c.id, "it is inactive, but one of its runs is running"))
     .join_from(_r, _s, _s.c.id == _r.c.session)
     .where(_r.c.status == t.sql_literal("'running'"), _s.c.activity == _SLEEPING)
 )
@@ -301,7 +301,7 @@ _asleep_with_due_envelope = (
         _s.c.activity == _SLEEPING,
         # The scheduler finds envelopes with a delivery time, whether or not the session is active.
         sa.or_(_e.c.deliver_ms.is_(None), _e.c.deliver_ms <= _e.c.accepted_ms),
-        # Behind a suspended run, silent envelopes wait, and so do results that it reads together with others.
+        # Silent envelopes wait behind a suspended run, and so do results that the run reads together with others.
         sa.or_(
             _suspended.c.id.is_(None),
             sa.and_(
@@ -357,7 +357,7 @@ _two_runs = (
     .having(sa.func.count() > 1)
 )
 _left_open = (
-    sa.select(*_finding_columns(t.steps.c.run, "a step of it is open, but it has ended"))
+    sa.select(*_finding_columns(t.steps.c.run, "it has ended, but one of its steps is open"))
     .join_from(t.steps, _r, _r.c.id == t.steps.c.run)
     .where(t.steps.c.state == t.sql_literal("'open'"), _r.c.status.not_in(t.OPEN_RUN_STATUSES))
 )
@@ -471,7 +471,7 @@ RULES: tuple[LedgerRule, ...] = (
         "reserved money is settled, released, or held while its step is open, and matches the daily sums",
         (_unbalanced, _held_without_step, _find_missummed),
     ),
-    LedgerRule("done", "a done envelope has a time of settlement and is in no open run", (_inconsistently_done,)),
+    LedgerRule("done", "a done envelope has a settlement time and is in no open run", (_inconsistently_done,)),
     LedgerRule(
         "active",
         "no session is inactive while its run is running or an envelope is due",

@@ -1,6 +1,6 @@
 """Create, verify and restore backups. A backup is a directory with everything that an instance stores:
 
-    retinue.db      the database, copied from one snapshot while the server runs
+    retinue.db      the database, copied from one snapshot while the server is running
     files/          the attachments that this snapshot refers to
     agents/         the agent directories
     schedules/      the files of schedules, with their memory
@@ -60,7 +60,7 @@ COPIED_FOLDERS = (AGENTS, SCHEDULES, *OPTIONAL_FOLDERS)
 RESTORE_MARKER, FORMER_RESTORE_MARKER = "restore-in-progress", "restore-under-way"
 CHUNK_BYTES = 1024 * 1024
 PROBLEMS_SHOWN_MAX = 20
-SIZE_FACTOR = 1.05  # space that a backup needs, relative to its parts
+SIZE_FACTOR = 1.05  # space that a backup needs, relative to the size of its parts
 
 
 class BackupPart(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
     version: str
     schema: str
     parts: tuple[BackupPart, ...]
-    missing: tuple[str, ...] = ()  # attachments that were referred to and missing, and anything but plain files
+    missing: tuple[str, ...] = ()  # referenced attachments that were missing, and anything that is not a plain file
 
     @property
     def size_bytes(self) -> int:
@@ -108,7 +108,7 @@ def copy_store(conn: sa.Connection, *, target: Path) -> set[str]:
     raw: Any = conn.connection.dbapi_connection
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
-        # All pages in one step: otherwise each commit of the server would make it start again.
+        # All pages in one step: otherwise each commit of the server would restart the copy.
         raw.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a WAL
     fsync_path(target)
@@ -190,7 +190,7 @@ def check_free_space(data_dir: Path, store: Path | None, target: Path) -> None:
 
 @contextmanager
 def create_folder(folder: Path) -> Generator[Path]:
-    """Create a directory under a temporary name. On success it gets its final name, on an error it is removed."""
+    """Create a directory under a temporary name. On success it gets its final name; on an error it is removed."""
     partial_ = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     with _translate_errors():
         if folder.exists():
@@ -299,7 +299,7 @@ def open_read_only(path: Path) -> Generator[sa.Connection]:
 
 
 def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: str) -> Path:
-    """Restore a backup into a data directory. The caller holds the server's lock.
+    """Restore a backup into a data directory. The caller must hold the instance lock.
 
     The backup is verified, copied, and compared again before anything is replaced. The database is
     replaced by a rename, so that at any time either the old or the new one exists. Returns the
@@ -329,7 +329,7 @@ def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: st
 
 
 def _find_free_path(path: Path) -> Path:
-    """Return this path if it does not exist. Otherwise, append the first number that makes a free path."""
+    """Return this path if it does not exist. Otherwise, append the lowest number that makes it unused."""
     names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
     return next((name for name in names if not name.exists()), path)
 

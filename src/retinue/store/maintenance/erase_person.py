@@ -156,7 +156,7 @@ def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureRes
     for statement in _delete_of_person:
         conn.execute(statement, {"the_person": person})
     for identity in identities.unlink_all(conn, person):
-        # In every connector where this id spoke: the same id on another platform may be affected too.
+        # In every connector where this id wrote: the same id on another platform may be affected too.
         ambient_messages.delete_of_sender(conn, ambient_messages.list_connectors(conn, identity.id), identity.id)
         pairings.delete_of_sender(conn, identity.service, identity.id)
         poison_messages.delete_of_sender(conn, identity.service, identity.id)

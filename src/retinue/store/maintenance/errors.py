@@ -1,4 +1,4 @@
-"""Errors that occur when a backup is created, verified or restored."""
+"""Errors that occur while a backup is created, verified or restored."""
 
 from __future__ import annotations
 
@@ -89,20 +89,20 @@ class BackupUnsound(StoreError):
 
 
 class BackupChanged(StoreError):
-    """A file of the backup changed while the backup was restored. Nothing was changed."""
+    """A file of the backup changed while the backup was being restored. Nothing was changed."""
 
     code = "backup.changed"
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            "the backup changed while it was read, so nothing was changed",
+            "the backup changed while it was being read, so nothing was changed",
             because=f"{path} was changed after it had been verified",
             try_this="check the disk that the backup is on",
         )
 
 
 class BackupWriteFailed(StoreError):
-    """The operating system reported an error while a backup was created."""
+    """The operating system reported an error while a backup was being created."""
 
     code = "backup.write_failed"
 
@@ -110,12 +110,12 @@ class BackupWriteFailed(StoreError):
         super().__init__(
             "cannot create the backup",
             because=because,
-            try_this="check the folder, who owns it and its free space; the running instance is unchanged",
+            try_this="check the folder, its owner and its free space; the running instance is unchanged",
         )
 
 
 class RestoreFailed(StoreError):
-    """The operating system reported an error while a backup was restored."""
+    """The operating system reported an error while a backup was being restored."""
 
     code = "backup.restore_failed"
 

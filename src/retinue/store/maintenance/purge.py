@@ -3,8 +3,8 @@
 - Rows that belong together are deleted in one commit: the envelopes of one run, which share an
   answer, or a dead letter and its retries. An answer is not deleted before the message it answers.
 - The newest envelope and the newest event are kept, because the counters continue from them.
-- Purged envelopes are still counted, on the day when they were accepted. Their idempotency keys are
-  kept for a month, without content, so that a message that is received again is recognized.
+- Purged envelopes are still counted, under the day on which they were accepted. Their idempotency
+  keys are kept for a month, without content, so that a message that is received again is recognized.
 - Sessions, their records and costs are not purged. To remove records, reset or delete the session.
 
 Each function makes one short commit over a limited number of rows. `operations/server/maintenance`
@@ -200,7 +200,7 @@ def _is_old(conn: sa.Connection, row: Any, horizon: PurgeHorizon) -> bool:
 def _list_dependent(conn: sa.Connection, row: Any) -> list[str]:
     """List the envelopes that must be purged before this envelope or together with it."""
     others: list[str] = []
-    # The envelopes of one run name one answer, which names only the last of them.
+    # The envelopes of one run refer to one answer, which refers only to the last of them.
     run = runs.get(conn, row.run) if row.run else None
     if run is not None:
         others += run.envelopes

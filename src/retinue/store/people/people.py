@@ -20,7 +20,7 @@ _mark_erased = t.people.update().where(t.people.c.name == _b("the_name")).values
 
 
 def find(conn: sa.Connection, name: str) -> Person | None:
-    """Return the person with this name, case-insensitive. Returns None if there is none or the person was erased."""
+    """Return the person with this name (case-insensitive), or None if there is none or the person was erased."""
     row = conn.execute(_find, {"name_folded": name.casefold()}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 

@@ -203,7 +203,7 @@ def close_of_run(conn: sa.Connection, run: str, *, at_ms: int) -> None:
 
 
 def close_in_session(conn: sa.Connection, session: str, *, at_ms: int) -> None:
-    """Close the open approvals of a session. No run waits for them any more."""
+    """Close the open approvals of a session, because no run is waiting for them any more."""
     conn.execute(_close_in_session, {"the_session": session, "now": at_ms})
 
 

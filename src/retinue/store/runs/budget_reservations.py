@@ -64,7 +64,7 @@ _last_call = (
 )
 _sender = sa.select(t.runs.c.sender).where(t.runs.c.id == _b("run"))
 
-# To add to the sums, try an update first: after the first call of a day the row exists.
+# To add to the sums, try an update first: after the first call of a day, the row exists.
 
 _add_to_sums = (
     _s.update()

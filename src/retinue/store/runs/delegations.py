@@ -169,7 +169,7 @@ def get(conn: sa.Connection, id_: str) -> Delegation | None:
 
 
 def list_awaited(conn: sa.Connection, run: str) -> list[Delegation]:
-    """List the delegations that this run waits for."""
+    """List the delegations that this run is waiting for."""
     return [delegation_from_row(row) for row in conn.execute(_awaited, {"run": run})]
 
 
@@ -179,14 +179,14 @@ def release_of_run(conn: sa.Connection, run: str) -> None:
 
 
 def silence_run(conn: sa.Connection, run: str) -> None:
-    """Make the results of a stopped run's open delegations start no run. They are stored for the next turn."""
+    """Keep the results of a stopped run's open delegations from starting a run. They are stored for the next turn."""
     conn.execute(_silence_run, {"the_run": run})
 
 
 def silence_session(conn: sa.Connection, session: str) -> None:
-    """Make the results of a session's open delegations start no run, because the session and its parent were stopped.
+    """Keep the results of a session's open delegations from starting a run.
 
-    The results are stored for the next turn.
+    The session and its parent were stopped. The results are stored for the next turn.
     """
     conn.execute(_silence_session, {"the_child": session})
 
@@ -196,7 +196,7 @@ def release_delegation(conn: sa.Connection, id_: str) -> None:
 
 
 def mark_started(conn: sa.Connection, id_: str, *, run: str, at_ms: int) -> None:
-    """Record which run works on a delegation."""
+    """Record which run is working on a delegation."""
     conn.execute(_mark_started, {"the_id": id_, "the_run": run, "now": at_ms})
 
 

@@ -48,7 +48,7 @@ def format_address(address: Address) -> str:
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of a text, on one line and without a final period."""
+    """Return the beginning of the text, on one line and without a final period."""
     words = " ".join(text[: 4 * QUOTED_CHARS_MAX].split()).removesuffix(".")
     return words if len(words) <= QUOTED_CHARS_MAX else words[: QUOTED_CHARS_MAX - 1] + "…"
 

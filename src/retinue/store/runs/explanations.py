@@ -52,7 +52,7 @@ from retinue.text.quantity import format_quantity
 RECORDS_SCANNED_MAX = 200
 RUNS_SHOWN_MAX = 20
 RESETS_SHOWN_MAX = 20
-RESET_RECORDS_SCANNED_MAX = 10_000  # the number of last records in which resets are searched
+RESET_RECORDS_SCANNED_MAX = 10_000  # newest records that are searched for resets
 NOTICE_PURPOSES = (*(str(outcome) for outcome in Outcome), "overflow", "left-out")
 """Purposes of the notices that the server sends about an envelope. The id of a notice is derived
 from the envelope and the purpose."""
@@ -133,11 +133,11 @@ def _describe_status(conn: sa.Connection, envelope: Envelope) -> tuple[TextPart,
         case EnvelopeStatus.CLAIMED:
             return (f"{name}, is being {'worked on' if envelope.run else 'sent'}.",)
         case EnvelopeStatus.SUSPENDED:
-            return (f"{name}, is suspended: its run waits for a person.",)
+            return (f"{name}, is suspended: its run is waiting for a person.",)
 
 
 def _describe_blocker(conn: sa.Connection, envelope: Envelope) -> str:
-    """Describe the run that a due envelope waits for. Returns an empty string if there is none."""
+    """Describe the run that a due envelope is waiting for. Returns an empty string if there is none."""
     if to_ms(envelope.due_at) > latest_ms(conn):
         return ""
     run = runs.get_open(conn, envelope.session) if envelope.session else None
@@ -315,7 +315,7 @@ def _list_approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
     decision = envelopes.get_by_key(conn, f"person:{row.decided_by}", f"{row.id}/decision") if row.decided_by else None
     facts = _list_envelope_facts(conn, decision) if decision else []
     run = runs.get(conn, row.run)
-    # A decision in time is read by the run that asked. A late decision starts a separate run.
+    # A decision made in time is read by the run that asked. A late decision starts a separate run.
     return [*(_list_run_facts(conn, run) if run else list_approval_facts(conn, row)), *facts]
 
 

@@ -1,6 +1,6 @@
 """List the lanes that have an open run or waiting envelopes, and the channels that have waiting deliveries.
 
-The query skips from lane to lane in the index of pending envelopes. So listing a lane takes the
+The query skips from lane to lane in the index of pending envelopes, so listing a lane takes the
 same time with a thousand envelopes as with one.
 """
 
@@ -32,7 +32,7 @@ from retinue.store.sessions import sessions
 
 LANES_SCANNED_MAX = 1_000
 OUTBOUND_SCANNED_MAX = 5_000
-COUNTED_MAX = 1_000  # maximum count of what waits in one lane or channel, and of dead letters
+COUNTED_MAX = 1_000  # maximum count of waiting envelopes in one lane or channel, and of dead letters
 
 _b = sa.bindparam
 _e = t.envelopes
@@ -46,7 +46,7 @@ _in_lane = (
     .limit(_b("limit"))
 )
 _is_outside_lanes = sa.and_(_is_pending, _e.c.session.is_(None))
-# The rank is always 1 outside lanes. Because the condition names it, the lane index returns envelopes by due time.
+# The rank is always 1 outside lanes. Naming it lets the lane index return envelopes by due time.
 _outbound = (
     sa.select(_e.c.recipient, _e.c.id)
     .where(_is_outside_lanes, _e.c.rank == t.sql_literal("1"), _e.c.recipient.like("channel:%"))

@@ -19,9 +19,9 @@ _c = t.processes.c
 
 
 class ProcessState(StrEnum):
-    WATCHED = "watched"  # the run that started it waits for it
+    WATCHED = "watched"  # the run that started it is waiting for it
     RUNNING = "running"  # it continues in the background
-    ENDED = "ended"  # it has ended, and its session was not yet notified
+    ENDED = "ended"  # it has ended, but its session has not been notified yet
     REPORTED = "reported"
 
 
@@ -163,8 +163,8 @@ def end(
 ) -> ProcessState | None:
     """Store the end of a command. Returns the command's new state, or None if it had already ended.
 
-    If a run waits for the command, its session need not be notified. The same is true with
-    `is_reported`, if the session itself ended the command.
+    If a run is waiting for the command, the session need not be notified. The same applies with
+    `is_reported`, which means that the session itself ended the command.
     """
     state = conn.execute(_open_state, {"the_id": id_}).scalar()
     if state is None:

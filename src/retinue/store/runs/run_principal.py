@@ -1,8 +1,8 @@
 """Find the run principal, and check which sessions the run principal can see.
 
 The run principal is the person on whose behalf a run acts. An agent can see all its sessions, but
-the tools of a run see only what the run principal can see. So a person cannot read the data of
-others through an agent.
+the tools of a run see only what the run principal can see. A person therefore cannot read the data
+of others through an agent.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _get_run_of_command(conn: sa.Connection, envelope: Envelope) -> Run | None:
 def _last_requesters(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
     """Yield the people whose messages the latest run of a session answered.
 
-    A message from the server or a schedule is taken to continue the work of these people.
+    A message from the server or a schedule is assumed to continue the work of these people.
     """
     run = runs.get_latest_for_people(conn, session.id)
     batch = list_envelopes(conn, run) if run is not None else []

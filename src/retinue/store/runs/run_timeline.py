@@ -57,7 +57,7 @@ _allowed_calls = sa.select(t.audit.c.content, t.audit.c.because).where(
 _approvals = (
     sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
 )
-# Calls without a known price are unknown too, and have no amount.
+# The cost of calls without a known price is unknown, too, and is stored as 0.
 _is_unpriced = sa.and_(t.model_calls.c.cost_unknown == sa.true(), t.model_calls.c.settled_microusd == 0)
 _spent = sa.select(
     sa.func.coalesce(sa.func.sum(t.model_calls.c.settled_microusd), 0).label("settled"),

@@ -2,7 +2,7 @@
 
 Each occurrence has an envelope, which is pending and held until the scheduler releases it. The
 commit that ends an occurrence also stores its result, and creates the next occurrence in the
-future. So after every commit, an enabled schedule has exactly one open occurrence that the
+future. After every commit, an enabled schedule therefore has exactly one open occurrence that the
 scheduler created, and a crash cannot leave it without one.
 """
 
@@ -52,7 +52,7 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 
 DELETED_KIND = "deleted"  # stored in place of the kind if the schedule was deleted, but its file still exists
-NEVER_AGAIN = "it never occurs again"
+NEVER_AGAIN = "it will not occur again"
 ONCE_IS_OVER = "it was to occur once, and its time has passed"
 TOO_LATE = "its time had passed when the server processed it"
 
@@ -303,7 +303,7 @@ def list_upcoming(
 
 
 def list_all(conn: sa.Connection, *, after: str = "", limit: int) -> list[StoredSchedule]:
-    """List all schedules, sorted by id, beginning after the id `after`."""
+    """List all schedules, sorted by id, starting after the id `after`."""
     return [_schedule_from_row(row) for row in conn.execute(_all, {"after": after, "limit": limit})]
 
 
@@ -470,7 +470,7 @@ def mark_disabled(tx: Transaction, id_: str, *, because: str) -> StoredSchedule:
 
 
 def give_up(tx: Transaction, occurrence: Occurrence, *, because: str) -> None:
-    """Disable the schedule of this occurrence, because its recipient no longer exists.
+    """Disable the schedule of this occurrence, because the recipient no longer exists.
 
     The occurrences that were missed after this one are stored as skipped. The caller ends this
     occurrence.
@@ -540,8 +540,8 @@ def apply_owner_zone(tx: Transaction, zone: ZoneInfo, *, after: str = "", limit:
             continue
         waiting = get_open_occurrence(tx.conn, kept.id)
         if waiting is not None and waiting.state is OccurrenceState.WAITING and to_ms(waiting.at) <= tx.at_ms:
-            # The scheduler decides whether a due occurrence runs late. Those missed after it are recorded in the old
-            # zone.
+            # The scheduler decides whether a due occurrence runs late. Occurrences missed after it are recorded
+            # in the old zone.
             _record_skipped(tx, kept, _recorded_until(kept, waiting), from_ms(tx.at_ms), because=TOO_LATE)
         else:
             withdraw_occurrence(tx, kept, because=f"the owner's time zone is now {zone.key}")
@@ -619,7 +619,7 @@ def create_manual_occurrence(
 def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[str, ...]:
     """Return the ids of the heartbeat tasks that a person requested.
 
-    Until the envelope of the occurrence is released, its text is these ids.
+    Until the envelope of the occurrence is released, its text consists of these ids.
     """
     if occurrence.cause is OccurrenceCause.CLOCK or occurrence.envelope is None:
         return ()
@@ -742,7 +742,7 @@ def mark_gate_running(tx: Transaction, occurrence: Occurrence) -> None:
 
 
 def reset_gates(conn: sa.Connection) -> None:
-    """Make the scheduler run the gates again that a stop of the server interrupted. Called when the server starts."""
+    """Make the scheduler rerun the gates that a stop of the server interrupted. Called when the server starts."""
     conn.execute(_reset_gates)
 
 
@@ -756,8 +756,8 @@ def withdraw_occurrence(tx: Transaction, stored: StoredSchedule, *, because: str
 
     If the occurrence is in the future, it is deleted, and its envelope is cancelled. If it is due,
     it is stored as skipped, and so are the occurrences missed after it. If it is running, it
-    continues, and the occurrences missed since it started are stored as skipped, by the old
-    definition.
+    continues, and the occurrences missed since it started are stored as skipped,
+    according to the old definition.
     """
     occurrence = get_open_occurrence(tx.conn, stored.id)
     if occurrence is None:
@@ -798,7 +798,7 @@ def _record_outcome(tx: Transaction, occurrence: Occurrence, outcome: Outcome, b
         if outcome in _RAN_OUTCOMES
         else OccurrenceState.FAILED
     )
-    # For a heartbeat, record the reason even if it ran: often that nothing needed attention.
+    # For a heartbeat, record the reason even if it ran: often, it is that nothing needed attention.
     why = because if state is not OccurrenceState.RAN or kept.schedule.heartbeat is not None else ""
     _end_occurrence(tx, occurrence, state, why)
     emit_change(tx, kept, change=state.value, because=why, slot=occurrence.at.isoformat())
@@ -828,7 +828,7 @@ def _continue_schedule(
 
 
 def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence) -> None:
-    """Store the occurrences as skipped that were missed while this one waited for the server and while it ran."""
+    """Store as skipped the occurrences that were missed while this one was waiting for the server or running."""
     known, begun, now = _recorded_until(stored, occurrence), occurrence.started_at or occurrence.at, from_ms(tx.at_ms)
     if known < begun:
         _record_skipped(tx, stored, known, begun, because=TOO_LATE)
@@ -838,7 +838,7 @@ def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: O
 def _recorded_until(stored: StoredSchedule, occurrence: Occurrence) -> datetime:
     """Return the time up to which missed occurrences are already stored.
 
-    This is the time of this occurrence or, if later, of the last change of the schedule.
+    This is the time of this occurrence or, if later, of the last change to the schedule.
     """
     return max(occurrence.at, from_ms(stored.updated_ms))
 

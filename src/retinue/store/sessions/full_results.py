@@ -17,9 +17,9 @@ ROWS_PER_BATCH_MAX = 500
 
 _b = sa.bindparam
 _r = t.records.c
-# The result of a call that was performed after its turn had ended is a note.
+# The result of a call that was performed after its turn had ended is stored as a note.
 _is_result = _r.kind.in_([t.sql_literal(f"'{RecordKind.TOOL}'"), t.sql_literal(f"'{RecordKind.NOTE}'")])
-# In a body, quotes inside a text are escaped. So no output can contain a text that these patterns match.
+# In a body, quotes inside a string are escaped, so no output can contain text that these patterns match.
 _has_full_output = sa.and_(_r.body.like('%"whole":"%'), _r.body.not_like('%"whole":""%'))
 _has_attachments = _r.body.like('%"attachments":[{%')
 _by_prefix = (

@@ -2,7 +2,8 @@
 
 If an export would write a record differently, the record's line from the import file is stored too.
 It is stored in the body of the record, so both are deleted together. Other code that reads the
-record does not see the line. The first record also contains the other two files of the import.
+record does not see the line. The first record also contains the other two files of the import, the
+descriptor and the state.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from retinue.store.core.fast_connection import FastResult
 from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, decode_plain_body
 
 CHUNK_RECORDS = 256
-ZLIB_LEVEL = 1  # level of zlib: apart from the texts, all records look much the same
+ZLIB_LEVEL = 1  # the fastest: apart from their texts, all records look much the same
 
 _b = sa.bindparam
 _c, _r = t.record_chunks.c, t.records.c
@@ -84,7 +84,7 @@ _DECODE_ERRORS = (LookupError, ValueError, TypeError, OverflowError, msgspec.Msg
 
 
 def write_chunk(conn: sa.Connection, session: SessionId, *, next_seq: int) -> None:
-    """Build the chunk of the records before `next_seq`, and delete chunks with records before the context."""
+    """Build the chunk of the records before `next_seq`, and delete chunks from before the context."""
     number = next_seq // CHUNK_RECORDS - 1
     first, last = _bounds(number)
     rows = conn.execute(_select_records, {"session": session, "first": first, "last": last}).all()
@@ -122,7 +122,7 @@ def delete_chunks(conn: sa.Connection, session: str) -> None:
 def _bounds(number: int) -> tuple[int, int]:
     """Return the first and the last sequence number of a chunk.
 
-    The first chunk begins with 1, because there is no record 0.
+    The first chunk begins at 1, because there is no record 0.
     """
     return max(number * CHUNK_RECORDS, 1), (number + 1) * CHUNK_RECORDS - 1
 
@@ -157,7 +157,7 @@ def _build_chunk(rows: Sequence[Any], first: int, last: int) -> RecordChunk:
 
 
 def _split_body(kind: str, body: str) -> tuple[str, str]:
-    """Split the JSON of a plain body into its text, decoded, and the JSON after the text.
+    """Split the JSON of a plain body into its decoded text and the JSON after the text.
 
     Returns two empty strings if the body is not plain.
     """

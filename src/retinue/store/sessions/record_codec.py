@@ -53,9 +53,9 @@ class _StoredUsage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=
 class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """The stored form of a `UserTurn` or `Reply` that contains only plain text.
 
-    Decoding it takes half the time; the complete body is built from it when it is first needed. It
-    accepts no unknown fields or other values, so that a body of any other form is not decoded as a
-    plain body.
+    Decoding it takes half as long; the complete body is built from it when it is first needed.
+    Unknown fields and other values are rejected, so that a body of any other form is not decoded as
+    a plain body.
     """
 
     text: Annotated[str, msgspec.Meta(min_length=1)]
@@ -63,7 +63,7 @@ class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     attachments: tuple[()] = ()
     calls: tuple[()] = ()
     thinking: Literal[""] = ""
-    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # a reply with another value has more data
+    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # a reply with any other value has more data
     model: str = ""
     usage: _StoredUsage = _StoredUsage()
     provider: str = ""

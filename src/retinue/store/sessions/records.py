@@ -107,7 +107,7 @@ def _read_rows(
 ) -> None:
     result: Any = conn.execute(_range, {"session": session, "first": first, "last": last})
     rows: Iterator[Any] = result.plain_rows() if isinstance(result, FastResult) else iter(result)
-    # Fetch many rows at once, then decode them at once: alternating for each row takes a tenth longer.
+    # Fetch many rows at once, then decode them at once: alternating row by row takes 10% longer.
     at_once = 1  # the first record of a context is a marker, which is not plain text
     while batch := list(islice(rows, at_once)):
         at_once = ROWS_PER_BATCH

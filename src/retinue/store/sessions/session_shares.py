@@ -1,4 +1,4 @@
-"""Store with whom sessions are shared. What these people can see is defined in `core/row_visibility`."""
+"""Store the people with whom sessions are shared. What these people can see is defined in `core/row_visibility`."""
 
 from __future__ import annotations
 

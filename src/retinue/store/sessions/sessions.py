@@ -1,4 +1,4 @@
-"""Store sessions. Every commit of a run calls `update_fenced`, which fails if the session was claimed again since."""
+"""Store sessions. Every commit of a run calls `update_fenced`, which fails if the session has been claimed again."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _set_history = (
     .values(record_seq=_b("seq"), context_from=_b("marker"), snippet=_b("words"), updated_ms=_b("now"))
 )
 _clear_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
-# After this, another session can use its name and its origin.
+# After a deletion, another session can use the name and the origin.
 _delete = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), _is_not_deleted)
@@ -181,7 +181,7 @@ _latest_by_origin = (
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(1)
 )
-# Sessions that may be working first: a sleeping one has nothing to do, unless its run is suspended.
+# Sessions that may be working come first: a sleeping one has nothing to do, unless its run is suspended.
 _is_working = sa.or_(
     t.sessions.c.activity == t.sql_literal("'active'"),
     sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.sql_literal("'suspended'")),
@@ -454,7 +454,7 @@ def update_step_fenced(conn: sa.Connection, id_: str, *, epoch: int, record_seq:
 
 
 def reset_context(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
-    """Make the context start at the marker record `seq`. Clients that show the old context must load it again."""
+    """Make the context start at the marker record `seq`. Clients that show the old context must reload it."""
     conn.execute(_reset_context, {"the_id": id_, "seq": seq, "now": at_ms})
 
 
@@ -478,7 +478,7 @@ def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> Non
 
 
 def find_by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
-    """Return the id of the agent's session with this name, case-insensitive, or None."""
+    """Return the id of the agent's session with this name (case-insensitive), or None."""
     found = conn.execute(_by_name, {"agent": agent, "name_folded": name.casefold()}).scalar()
     return SessionId(found) if found else None
 
@@ -508,7 +508,7 @@ def replace_context(
     """Replace the context with new records that were derived from it.
 
     The caller has added these records at the end of the history. Clients that show the old context
-    must load it again.
+    must reload it.
     """
     values = {"seq": record_seq, "marker": context_from, "summaries": compactions, "words": snippet, "now": at_ms}
     conn.execute(_replace_context, {"the_id": id_, **values})
@@ -519,7 +519,7 @@ def clear_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 
 def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    """Mark a session as deleted, so that it is in no list. Its records are kept, because other rows refer to them."""
+    """Mark a session as deleted, so that no list shows it. Its records are kept, because other rows refer to them."""
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
 
 
@@ -569,7 +569,7 @@ def list_sessions(
 
 
 def list_all_ids(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
-    """List the ids of all sessions, including deleted ones, sorted and beginning after the id `after`."""
+    """List the ids of all sessions, including deleted ones, in ascending order, starting after the id `after`."""
     return [SessionId(id_) for id_ in conn.execute(_all_ids, {"after": after, "limit": limit}).scalars()]
 
 

@@ -25,7 +25,7 @@ async def run_cases(peers: list[str], cases: list[str]) -> list[MatrixCell]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m retinue.testing.fault_kit", description=__doc__)
     parser.add_argument("benches", nargs="*", default=list(PEERS), help=f"{', '.join(PEERS)}, or MODULE:NAME")
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only this one; may be given again")
+    parser.add_argument("--case", action="append", choices=list(CASES), help="run only this case; can be repeated")
     asked = parser.parse_args()
     complaints = [f"{name}: {each}" for name in asked.benches for each in find_invalid_exemptions(create_peer(name))]
     cells = asyncio.run(run_cases(asked.benches, asked.case or list(CASES)))

@@ -14,7 +14,7 @@ from retinue.testing.free_ports import HOST, free_port
 CHUNK_BYTES = 65_536
 DRIP_BYTES = 13
 DRIP_S = 0.001
-_LINGER_ZERO = struct.pack("ii", 1, 0)  # linger for zero seconds: the peer gets a reset instead of a regular end
+_LINGER_ZERO = struct.pack("ii", 1, 0)  # linger for zero seconds: the peer gets a reset instead of an orderly close
 
 
 class BreakPoint(StrEnum):
@@ -139,7 +139,7 @@ class BreakingProxy:
             await self._forward_chunk(pair, pair.platform, chunk)
 
     def _find_break(self, tail: bytes, chunk: bytes) -> tuple[BreakPoint | None, bytes]:
-        """Find a text at which to break the connection.
+        """Find the text at which to break the connection.
 
         Return the break point, and the part of the chunk before the middle of the text.
         """

@@ -182,7 +182,7 @@ async def _break_half_way(harness: FaultHarness) -> None:
 async def _break_after(harness: FaultHarness) -> None:
     outcome = await _break_delivery(harness, BreakPoint.AFTER)
     if harness.server.refusals:
-        raise ContractBroken("it arrived, and was reported as refused: it would be sent twice")
+        raise ContractBroken("it arrived, but was reported as refused: it would be sent twice")
     if outcome not in NOT_LOST_OUTCOMES:
         raise ContractBroken(f"its outcome could not be known, and yet it ended as {outcome}")
 

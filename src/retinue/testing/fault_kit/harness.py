@@ -81,8 +81,8 @@ class FaultHarness:
     async def wait_until_ready(self, *, connections_lost: int = 0) -> None:
         """Wait until the connector would receive a message that is sent now.
 
-        If the platform keeps no messages, first wait until `connections_lost` connections were
-        lost. A message that is sent on a lost connection would never arrive.
+        If the platform keeps no messages, first wait until `connections_lost` connections have
+        been lost. A message sent on a lost connection would never arrive.
         """
         if not self.bench.keeps_messages:
             await self.wait_until_true(
@@ -117,7 +117,7 @@ class FaultHarness:
         await self.wait_until_ready(connections_lost=before + 1)
 
     async def crash_server(self) -> None:
-        """Stop the test server abruptly, so that the platform sees no regular end of the connection."""
+        """Stop the test server abruptly, so that the platform sees no orderly close of the connection."""
         self.break_connections()
         await self.stop_server()
         self.server.killed.clear()
@@ -264,10 +264,10 @@ class FaultHarness:
         if strange := [
             each.text for each in self.server.committed if each.channel == channel and each.text not in written
         ]:
-            raise ContractBroken(f"received in {channel}, and never written there: {strange}")
+            raise ContractBroken(f"received in {channel}, but never written there: {strange}")
         sent = {each.text for each in self.deliveries if each.channel == channel}
         if strange := [text for text in texts if text not in sent]:
-            raise ContractBroken(f"delivered to {channel}, and never sent there: {strange}")
+            raise ContractBroken(f"delivered to {channel}, but never sent there: {strange}")
 
     def _check_inbound(self, channel: str) -> None:
         sent = [text for where, text in self.inbound if where == channel]
@@ -276,7 +276,7 @@ class FaultHarness:
             raise ContractBroken(f"received twice: {doubled}")
         if self.is_ordered and [each.text for each in heard] != sent:
             raise ContractBroken(
-                f"received in another order than written in {channel}: {[each.text for each in heard]}"
+                f"not received in the order in which they were written in {channel}: {[each.text for each in heard]}"
             )
         if nameless := [each.text for each in heard if _has_no_id(each)]:
             raise ContractBroken(f"without a message id or a sender id: {nameless}")
@@ -288,15 +288,15 @@ class FaultHarness:
             self._check_delivery(each, texts.count(each.text))
         kept = [text for text in texts if text in ours]
         if kept != [each.text for each in sent if each.text in kept]:
-            raise ContractBroken(f"delivered in another order than sent in {channel}: {kept}")
+            raise ContractBroken(f"not delivered in the order in which they were sent to {channel}: {kept}")
 
     def _check_delivery(self, sent: KitDelivery, count: int) -> None:
         if count > 1:
             raise ContractBroken(f"duplicate: {sent.text} was delivered {count} times")
         if sent.outcome is SendOutcome.DELIVERED and not count:
-            raise ContractBroken(f"reported as delivered, and missing: {sent.text}")
+            raise ContractBroken(f"reported as delivered, but missing: {sent.text}")
         if sent.outcome is SendOutcome.REFUSED and count:
-            raise ContractBroken(f"reported as refused, and delivered: {sent.text}")
+            raise ContractBroken(f"reported as refused, but delivered: {sent.text}")
         if sent.outcome is SendOutcome.GAVE_UP:
             raise ContractBroken(f"it has no outcome: {sent.text}")
 

@@ -68,7 +68,7 @@ class NgircdServer:
     folder: Path
     password: str = ""
     port: int = 0
-    certificate: Path | None = None  # its `.key` and `.dh` are beside it: then there is a TLS port, too
+    certificate: Path | None = None  # with its `.key` and `.dh` beside it; if set, there is a TLS port, too
     tls_port: int = 0
     _process: asyncio.subprocess.Process | None = None
 
@@ -99,7 +99,7 @@ class NgircdServer:
     async def close(self) -> None:
         if self._process is not None:
             if self._process.returncode is None:
-                self._process.terminate()  # regularly: messages it accepted still reach their readers
+                self._process.terminate()  # an orderly stop: messages that it accepted still reach their readers
             await self._process.wait()
             self._process = None
 

@@ -15,7 +15,7 @@ from retinue.testing.fault_kit.kill_cases import JOURNAL_FILE, REACHED_FILE
 from retinue.testing.fault_kit.kit_server import IntakeFault, KitServer, build_part
 from retinue.testing.fault_kit.peer_registry import create_peer
 
-LIFETIME_S_MAX = 300.0  # by then, the process that was to kill this one is gone itself
+LIFETIME_S_MAX = 300.0  # by then, the process that should have killed this one is gone, too
 
 
 class FileKitServer(KitServer):

@@ -63,8 +63,8 @@ class FileConnectorState:
 class IntakeFault(StrEnum):
     """A fault of the test server while it accepts a message."""
 
-    FAILS_BEFORE = "fails-before"  # it could not store the message, and says so
-    FAILS_AFTER = "fails-after"  # it stored the message, and could not say so
+    FAILS_BEFORE = "fails-before"  # it could not store the message, and reports this
+    FAILS_AFTER = "fails-after"  # it stored the message, but could not confirm it
     DIES_BEFORE = "dies-before"
     DIES_AFTER = "dies-after"
 
@@ -138,7 +138,7 @@ class KitServer:
             except ConnectionLost as lost:
                 if lost.needs_owner:
                     self.owner_alerts.append(lost)
-            except Exception:  # noqa: BLE001 - whatever comes out of a connector is a broken line
+            except Exception:  # noqa: BLE001 - any exception from a connector counts as a lost connection
                 pass
             self.connections_lost += 1
             await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server listens again

@@ -65,7 +65,8 @@ class Peer(Protocol):
         """Start the platform, and return the addresses at which it listens, by the name of each connection.
 
         The fault test suite puts a proxy in front of each address. Return an empty mapping if there
-        is no network connection. Then only faults of the platform and of the server are tested.
+        is no network connection. In that case, only faults of the platform and of the server are
+        tested.
         """
         ...
 

@@ -106,7 +106,7 @@ class AgentsSwitchTool(Struct, frozen=True):
         default_factory=lambda: ToolSpec(
             name="agents_switch",
             description=(
-                "Move the person you talk to to another agent, who continues from your message, or back to the "
+                "Move the person you talk with to another agent, who continues from your message, or back to the "
                 "previous one. Use it only if the person asks for it; to delegate work, use agents_message."
             ),
             parameters=schema_of(AgentsSwitchArguments),

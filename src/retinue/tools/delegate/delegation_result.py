@@ -82,7 +82,7 @@ async def build_delegation_output(
     done = await store.read(lambda conn: read_delegated_work(conn, delegation))
     answer = delegation_status.answer
     if answer is None or answer.kind is not EnvelopeKind.ANSWER:
-        # The thinking text has the trust level of the answer. A system text in its place may have another one.
+        # The thinking text has the trust level of the answer. System text in its place may have a different one.
         done = msgspec.structs.replace(done, thinking_text="")
     body |= msgspec.to_builtins(done)
     began, ended = delegation.created_at, delegation.ended_at or now

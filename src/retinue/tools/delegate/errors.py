@@ -16,7 +16,7 @@ class WebhookNeedsAsync(ToolFailed):
     def __init__(self) -> None:
         super().__init__(
             "`webhook` needs mode async",
-            because="a call with mode sync returns the answer, so no webhook is needed",
+            because="a call in mode sync returns the answer, so no webhook is needed",
             try_this="set mode to async, or leave `webhook` out",
         )
 

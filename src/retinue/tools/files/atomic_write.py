@@ -58,7 +58,7 @@ def write_atomically(
         with _enter_or_create(folder, resolved, text=text) as parent:
             old = _stat_or_none(name, parent)
             if old is not None:
-                # Renaming over a file needs no write permission on it. We require that permission.
+                # Renaming over a file needs no write permission on it. We require that permission anyway.
                 os.close(open_regular_file(name, parent, text=text, flags=_EXISTING_FLAGS))
             with _create_temp_file(parent, mode=_NEW_MODE if old is None else 0o600) as (temp, writing):
                 if old is not None:
@@ -137,7 +137,7 @@ def _require_unchanged(was: os.stat_result, now: os.stat_result | None, text: st
 
 def _fsync_folder(folder: int) -> None:
     """Call fsync on the folder, so that the new name survives a power failure."""
-    with suppress(OSError):  # some file systems do not support it, and the file is written
+    with suppress(OSError):  # some file systems do not support it, and the file is already written
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.fsync(readable)

@@ -122,9 +122,9 @@ class EditTool(Struct, frozen=True):
             name="edit",
             description=(
                 "Replace text in a file. `old` must occur in it exactly once, unless `replace_all` is set. "
-                "`edits` makes several replacements in one call; each `old` is searched in the original file. If one "
-                "cannot be applied, nothing is changed. Returns the changed lines. To create or overwrite a file, use "
-                "write."
+                "`edits` makes several replacements in one call; each `old` is searched for in the original file. "
+                "If one cannot be applied, nothing is changed. Returns the changed lines. To create or overwrite a "
+                "file, use write."
             ),
             parameters=_build_schema(),
             effects=frozenset({ToolEffect.WRITES}),
@@ -146,7 +146,7 @@ class EditTool(Struct, frozen=True):
                 partial(apply_edits, _decode_text(old.data, path), changes, path=format_path(path))
             )
             if isinstance(changed, ToolFailed):
-                # The error may quote the file, so it is trusted as far as the file.
+                # The error may quote the file, so it is trusted only as far as the file is.
                 return ToolOutput(
                     text=str(changed), failed=True, trust=await self.file_services.trust_of(resolved.real, old)
                 )

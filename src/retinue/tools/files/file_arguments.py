@@ -12,7 +12,7 @@ import msgspec
 from retinue.tools.base import schema_of
 
 PATH_ALIASES = ("file_path", "file", "filename")
-TEXT_BYTES_MAX = 8 * 1024 * 1024  # of a text written or edited in one call
+TEXT_BYTES_MAX = 8 * 1024 * 1024  # of the text written or edited in one call
 
 PathArgument = Annotated[
     str,

@@ -1,6 +1,6 @@
-"""The tool `find`: finds files by a glob for their paths and by a text in them.
+"""The tool `find`: finds files by a glob for their paths and by text in them.
 
-The text is searched literally, so no pattern can make a search slower than reading the files.
+The text is matched literally, so no pattern can make a search slower than reading the files.
 """
 
 from __future__ import annotations

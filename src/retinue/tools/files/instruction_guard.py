@@ -1,4 +1,4 @@
-"""Protects an agent's instructions and memory: only the owner, and runs only for the owner, may change them.
+"""Protects an agent's instructions and memory: only the owner, and runs that work only for the owner, may change them.
 
 Everyone who talks to an agent shares its instructions and memory. A line written by a guest would
 be read by the owner's next run as if it came from the owner.

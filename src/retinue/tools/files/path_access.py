@@ -2,7 +2,7 @@
 
 A path is resolved first, including links, and the result is compared with what the agent may
 access. Then exactly that path is opened, name by name from the root, without following links. If a
-link has been put into the path in between, that is an error. So a link can lead only from one
+link has been put into the path in the meantime, that is an error. Thus a link can lead only from one
 permitted path to another.
 
 A hard link cannot be distinguished from the file itself, so a file that was hard-linked into the
@@ -193,7 +193,7 @@ def _is_still_inside(root: tuple[str, str], writable: Iterable[tuple[str, str]])
     """Return whether a root, with its links resolved, is still inside each writable folder that its name is in.
 
     The owner may use links for the workspace and the agent's folders. But a link inside a writable
-    folder could have been placed by the agent, so a root that it leads outside does not count.
+    folder could have been placed by the agent, so a root that a link leads outside does not count.
     """
     named, real = root
     return all(

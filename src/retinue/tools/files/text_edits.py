@@ -17,7 +17,7 @@ PLACES_SHOWN_MAX = 10
 
 
 class TextEdit(Struct, frozen=True, kw_only=True):
-    """One replacement of an exact text in a file."""
+    """One replacement of exact text in a file."""
 
     old: str
     new: str
@@ -25,7 +25,7 @@ class TextEdit(Struct, frozen=True, kw_only=True):
 
 
 class EditedText(Struct, frozen=True, kw_only=True):
-    """A text after all replacements."""
+    """The text after all replacements."""
 
     text: str
     first_lines: tuple[int, ...]  # first changed lines, as line numbers of the original text
@@ -33,7 +33,7 @@ class EditedText(Struct, frozen=True, kw_only=True):
 
 
 def apply_edits(text: str, edits: Sequence[TextEdit], *, path: str) -> EditedText | ToolFailed:
-    """Apply all replacements or none. Each is searched in the original text."""
+    """Apply all replacements or none. Each text to replace is searched for in the original text."""
     spans: list[tuple[int, int, str, str]] = []
     crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
     for number, each in enumerate(edits, 1):
@@ -85,7 +85,7 @@ def _find_all(text: str, old: str) -> list[int]:
 
 
 def _find_first_matches(text: str, old: str) -> list[int]:
-    """Return the first matches of a text, including overlapping ones, because each of them could be meant."""
+    """Return the first matches of `old`, including overlapping ones, because each of them could be meant."""
     found: list[int] = []
     at = text.find(old)
     while at >= 0 and len(found) < PLACES_SHOWN_MAX:
@@ -99,7 +99,7 @@ def _line_number(text: str, at: int) -> int:
 
 
 def _find_nearest_line(text: str, old: str) -> tuple[int, str] | None:
-    """Return the line most similar to the first line of a text that was not found, with its number."""
+    """Return the line most similar to the first line of the text that was not found, with its number."""
     wanted = next((line.strip() for line in old.split("\n") if line.strip()), "")[:NEAREST_LINE_CHARS_MAX]
     pairs = _bigrams(wanted)
     best, best_score = 0, NEAREST_SCORE_MIN

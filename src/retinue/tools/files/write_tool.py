@@ -114,7 +114,7 @@ async def write_changed(
     if len(data) > TEXT_BYTES_MAX:
         raise WrittenFileTooLarge(text, bytes_max=TEXT_BYTES_MAX)
     was = await file_services.trust_of(resolved.real, old)
-    # Also if only the old part is untrusted: content known by its hash has another hash now.
+    # Also if only the old part is untrusted: content known by its hash now has a different hash.
     if Trust.UNTRUSTED in (context.trust, was):
         await file_services.mark_untrusted([resolved.real], context)
     placed = await finish_in_thread(partial(write_atomically, resolved, data, text=text, was=old.status))

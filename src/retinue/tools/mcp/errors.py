@@ -29,7 +29,7 @@ class McpConnectionLost(RetinueError):
         super().__init__(
             "the connection to the MCP server was lost",
             because=because,
-            try_this="wait until the server has restarted it, or see: retinue mcp list",
+            try_this="wait until the MCP server has been restarted, or see: retinue mcp list",
         )
 
 
@@ -60,7 +60,7 @@ class McpServerUnavailable(ToolFailed):
 
 
 class McpServerBusy(ToolFailed):
-    """Too many calls wait for the MCP server."""
+    """Too many calls are waiting for the MCP server."""
 
     code = "mcp.busy"
 

@@ -1,4 +1,4 @@
-"""Converts results of MCP servers: text wrapped as untrusted content, and attachments."""
+"""Converts results from MCP servers: text wrapped as untrusted content, and attachments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ResultSource(Struct, frozen=True, kw_only=True):
 
 
 class _ResultBuilder(Struct):
-    """Collects the parts of a result of an MCP server."""
+    """Collects the parts of a result from an MCP server."""
 
     files: AttachmentFiles | None
     texts: list[str] = field(default_factory=list[str])

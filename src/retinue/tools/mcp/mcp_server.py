@@ -214,7 +214,7 @@ class McpServerSupervisor:
             self._on_change()
 
     def _explain_failure(self, error: Exception | None, connection: McpConnection) -> tuple[str, str]:
-        """Return the reason of a failure, and the next step.
+        """Return the reason for a failure, and the next step.
 
         Neither contains text from the MCP server, because that text may contain secrets.
         """

@@ -40,8 +40,8 @@ class UnsupportedSchema(Exception):
 
 
 def flatten_schema(schema: object, *, sanitize: Callable[[str], str] = str) -> Json:
-    """Return the schema of an object with all references inlined. `sanitize` is applied to every
-    text that a model reads."""
+    """Return the schema of an object with all references inlined. `sanitize` is applied to all text
+    that a model reads."""
     root = _require_object(schema)
     made = _SchemaFlattener(root, sanitize).schema(root, 0)
     made = {key: value for key, value in made.items() if key in ("properties", "required", "additionalProperties")}

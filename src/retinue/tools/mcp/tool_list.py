@@ -171,7 +171,7 @@ def _build_offered_tool(server: str, listed: ListedTool) -> OfferedTool:
 def sanitize_text(text: str) -> str:
     """Remove invisible characters and anything that looks like a marker of untrusted content.
 
-    So the text that the owner approves is the text that a model reads.
+    Thus the text that the owner approves is the text that a model reads.
     """
     seen = "".join(each for each in text if each in "\n\t" or unicodedata.category(each) not in _INVISIBLE_CATEGORIES)
     return remove_markers(seen, id=_NO_ID)

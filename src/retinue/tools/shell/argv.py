@@ -52,7 +52,7 @@ _SENSITIVE_PREFIXES = ("LD_", "DYLD_", "PYTHON", "BASH_", "GIT_", "XDG_", "NPM_C
 def find_programs(names: Iterable[str], *, folder: Path | None = None) -> Mapping[str, ResolvedProgram]:
     """Find the program for each name. A name without a program is left out.
 
-    Relative paths are resolved from `folder`, if given.
+    Relative paths are resolved against `folder`, if given.
     """
     found: dict[str, ResolvedProgram] = {}
     for name in names:

@@ -117,7 +117,7 @@ class CommandRulesChanged(ToolFailed):
 
     def __init__(self, *, because: str) -> None:
         super().__init__(
-            "the rules for commands have changed since this command was decided",
+            "the rules for commands have changed since the decision on this command",
             because=because,
             try_this="call exec again",
         )
@@ -186,14 +186,14 @@ class SandboxHostsDenied(SandboxFailed):
 
 
 class CommandNotEnded(ToolFailed):
-    """A command was killed at its time limit, but still runs."""
+    """A command was killed at its time limit, but is still running."""
 
     code = "command.not_ended"
 
     def __init__(self) -> None:
         super().__init__(
             "this command has not ended",
-            because="it exceeded its time limit and was killed, but still runs",
+            because="it exceeded its time limit and was killed, but is still running",
             try_this="continue without it, and tell the person you work for",
         )
 
@@ -206,13 +206,13 @@ class JobNotFound(ToolFailed):
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"no command '{id_[:40]}' in this session",
-            because="it was not started in this session, or it has ended and was deleted",
-            try_this="use `process` with the action list",
+            because="it was not started in this session, or it has ended and been deleted",
+            try_this="use `process` with the action `list`",
         )
 
 
 class TooManyJobs(ToolFailed):
-    """The session or the server runs as many commands as the limit allows."""
+    """The session or the server is running as many commands as the limit allows."""
 
     code = "process.too_many"
 
@@ -220,7 +220,7 @@ class TooManyJobs(ToolFailed):
         super().__init__(
             f"too many commands are running in this {scope}",
             because=f"the limit is {count_max}",
-            try_this="wait for one to end, or end one: use `process` with the action kill",
+            try_this="wait for one to end, or end one: use `process` with the action `kill`",
         )
 
 
@@ -238,20 +238,20 @@ class JobServerStopping(ToolFailed):
 
 
 class JobKillPending(ToolFailed):
-    """A command was killed, and has not ended yet."""
+    """A command was killed, but has not ended yet."""
 
     code = "process.kill_pending"
 
     def __init__(self, id_: str) -> None:
         super().__init__(
-            f"the command {id_} was killed, and has not ended yet",
+            f"the command {id_} was killed, but has not ended yet",
             because="its processes did not end in time",
-            try_this="use `process` with the action poll in a moment",
+            try_this="in a moment, use `process` with the action `poll`",
         )
 
 
 class JobRunning(ToolFailed):
-    """The command still runs, so it cannot be cleared."""
+    """The command is still running, so it cannot be cleared."""
 
     code = "process.running"
 
@@ -259,7 +259,7 @@ class JobRunning(ToolFailed):
         super().__init__(
             f"the command {id_} is still running",
             because="only commands that have ended can be cleared",
-            try_this="use the action remove, which ends it and deletes its log",
+            try_this="use the action `remove`, which ends it and deletes its log",
         )
 
 
@@ -269,7 +269,9 @@ class JobEnded(ToolFailed):
     code = "process.ended"
 
     def __init__(self, id_: str, *, end: str) -> None:
-        super().__init__(f"the command {id_} has ended", because=end, try_this="use the action log to read its output")
+        super().__init__(
+            f"the command {id_} has ended", because=end, try_this="use the action `log` to read its output"
+        )
 
 
 class JobInputEmpty(ToolFailed):
@@ -281,7 +283,7 @@ class JobInputEmpty(ToolFailed):
         super().__init__(
             "nothing to send",
             because="the call has no text and no keys",
-            try_this="set `data` for write and paste, or `keys`, `hex` or `literal` for send_keys",
+            try_this="set `data` for `write` and `paste`, or `keys`, `hex` or `literal` for `send_keys`",
         )
 
 

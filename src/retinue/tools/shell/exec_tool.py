@@ -1,4 +1,4 @@
-"""The tool `exec`: runs a command and waits for it. After a time, the command continues in the background."""
+"""The tool `exec`: runs a command and waits for it. After a while, the command continues in the background."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ YIELD_MS, YIELD_MS_MIN, YIELD_MS_MAX = 10_000, 10, 120_000
 TIMEOUT_S, TIMEOUT_S_MAX = 1_800, 86_400
 RESULT_TIMEOUT_S = YIELD_MS_MAX / 1000 + 60  # start, wait, and end a command that may not run on
 FOREGROUND_S_MAX = YIELD_MS_MAX / 1000  # for a command that must end in the foreground, if the agent lacks `process`
-LIMIT_MARGIN_S = 30.0  # after the timeout, in case the command was not ended then
+LIMIT_MARGIN_S = 30.0  # after the timeout, in case the command has not ended by then
 OUTPUT_PER_LOG_MAX = 16  # a command is ended when its output exceeds the log limit by this factor
 HOSTS_MAX = 32
 TAIL_CHARS = 2_000
@@ -285,7 +285,8 @@ class ExecTool:
         judged = self._judged.pop(_call_key(context), None)
         if judged is None and decision.kind is DecisionKind.ASK:
             raise CommandNotApproved(because=decision.because)
-        # A person approved what was asked about, and the rules allowed what they decided. Neither covers a change.
+        # A person approved exactly what was asked, and the rules allowed exactly what they decided on.
+        # Neither covers a change.
         if judged is not None and judged != (resolved.where, decision.kind):
             raise CommandRulesChanged(because=decision.because)
         return resolved.where
@@ -350,7 +351,7 @@ class ExecTool:
     async def _build_finished_output(self, job: Job, *, in_foreground: bool = False) -> ToolOutput:
         """Return the output of a finished command.
 
-        With `in_foreground`, the agent cannot read the log later. So the log is deleted, and the
+        With `in_foreground`, the agent cannot read the log later, so the log is deleted and the
         result may contain more of the output.
         """
         job_store = self.jobs.store
@@ -364,7 +365,7 @@ class ExecTool:
         )
         lines = [describe_end(job.process)]
         if shown.omitted_bytes and not in_foreground:
-            lines.append(f"[for the full output, use `process` with the action log and the id {short_id(job.id)}]")
+            lines.append(f"[for the full output, use `process` with the action `log` and the id {short_id(job.id)}]")
         else:
             await job_store.remove(job.id)
         lines.append(shown.text or "[no output]")

@@ -130,7 +130,7 @@ class JobStore:
         )
         try:
             await self._post.accept(draft)
-        except (NotFound, Conflict) as error:  # the session is gone, or the envelope was sent before with another text
+        except (NotFound, Conflict) as error:  # the session is gone, or the envelope was sent with different text
             log.info("command finished, session gone", extra={"command": short_id(process.id), "code": error.code})
         await self._store.write(partial(processes.mark_reported, id_=process.id), point="process-reported")
 

@@ -57,7 +57,7 @@ class JobRequest(Struct, frozen=True, kw_only=True):
 
 
 class Job:
-    """A command that runs or has just ended."""
+    """A command that is running or has just ended."""
 
     def __init__(self, process: CommandProcess, child: RunningCommand, order: JobRequest) -> None:
         self.process = process
@@ -214,7 +214,7 @@ class JobRunner:
     def _on_started(self, starting: asyncio.Future[Job]) -> None:
         self._tasks.discard(starting)
         if not starting.cancelled():
-            starting.exception()  # the caller gets the exception, if it still waits
+            starting.exception()  # the caller gets the exception, if it is still waiting
 
     def _kill_abandoned(self, starting: asyncio.Future[Job]) -> None:
         """Kill a command whose caller was cancelled while it started."""
@@ -290,7 +290,7 @@ class JobRunner:
         self._prune_later()
 
     async def _retry_store(self, write: Callable[[], Awaitable[T]]) -> T | None:
-        """Try a change of the store again while the store cannot write.
+        """Write to the store, and retry if the store fails.
 
         If no attempt succeeds, the next start of the server cleans up.
         """

@@ -24,7 +24,7 @@ def read_identity(pid: int) -> str:
 
 
 def kill_leftover(pid: int, identity: str) -> str:
-    """Kill a process that an earlier server process left, with its group, unless the pid was reused.
+    """Kill a process that an earlier server process left, with its group, unless the pid has been reused.
 
     Returns the reason to store for the end of the command.
     """

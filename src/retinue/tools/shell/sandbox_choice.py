@@ -152,7 +152,7 @@ class SandboxChooser:
                 return await self.host.probe()
 
     async def ensure_probed(self) -> None:
-        """Wait until the configured sandbox was probed."""
+        """Wait until the configured sandbox has been probed."""
         if self.settings().kind not in self._probes:
             await self.probe()
 

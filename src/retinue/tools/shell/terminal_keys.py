@@ -48,14 +48,14 @@ _HEX = re.compile(r"(?:0x)?([0-9a-fA-F]{2})")
 
 
 def encode_keys(keys: Sequence[str], hex_bytes: Sequence[str] = (), literal: str = "") -> bytes:
-    """Encode named keys (`Enter`, `C-c`, `M-x`, `Up`), then hex bytes, then a literal text."""
+    """Encode named keys (`Enter`, `C-c`, `M-x`, `Up`), then hex bytes, then literal text."""
     if len(keys) > KEYS_MAX or len(hex_bytes) > KEYS_MAX:
         raise TooManyKeys(keys_max=KEYS_MAX)
     return b"".join([*map(_encode_key, keys), *map(_parse_hex_byte, hex_bytes), literal.encode(errors="replace")])
 
 
 def encode_paste(text: str, *, bracketed: bool) -> bytes:
-    """Encode a text as a terminal sends pasted text. The end marker of a bracketed paste is removed from it."""
+    """Encode text as a terminal sends pasted text. The end marker of a bracketed paste is removed from the text."""
     data = text.encode(errors="replace")
     if not bracketed:
         return data

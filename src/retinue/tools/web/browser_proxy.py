@@ -54,7 +54,7 @@ class BrowserProxy:
     def __init__(self, guard: Callable[[], UrlGuard], *, bytes_max: int, on_limit: Callable[[], None]) -> None:
         """Create a proxy.
 
-        `on_limit` is called when more than `bytes_max` were transferred, counting both directions.
+        `on_limit` is called when more than `bytes_max` bytes have been transferred, counting both directions.
         """
         self._guard = guard
         self._bytes_left = bytes_max

@@ -140,13 +140,13 @@ class RedirectFailed(WebFailed):
 
 
 class TooManyRedirects(WebFailed):
-    """The page redirects more often than the limit."""
+    """The page redirects more often than the limit allows."""
 
     code = "web.too_many_redirects"
 
     def __init__(self, host: str, *, redirects_max: int) -> None:
         super().__init__(
-            f"'{host}' redirects too often",
+            f"'{host}' redirects too many times",
             because=f"the limit is {redirects_max} redirects",
             try_this="fetch the page to which the redirects lead",
         )
@@ -219,14 +219,14 @@ class BrowserCommandFailed(BrowserFailed):
 
 
 class BrowserReplyTooLarge(BrowserFailed):
-    """The response of the browser exceeds the size limit."""
+    """The response from the browser exceeds the size limit."""
 
     code = "browser.reply_too_large"
 
     def __init__(self, *, bytes_max: int) -> None:
         super().__init__(
             "this page is too large",
-            because=f"the response of the browser is larger than {bytes_max:,} bytes",
+            because=f"the response from the browser is larger than {bytes_max:,} bytes",
             try_this="try another page",
         )
 
@@ -276,8 +276,8 @@ class NoPageOpen(BrowserFailed):
     def __init__(self) -> None:
         super().__init__(
             "no page is open",
-            because="no page was opened in this session, or the browser was closed since",
-            try_this="open a page: use `browser` with the action open",
+            because="no page was opened in this session, or the browser has been closed since",
+            try_this="open a page: use `browser` with the action `open`",
         )
 
 
@@ -288,7 +288,7 @@ class NoPreviousPage(BrowserFailed):
 
     def __init__(self) -> None:
         super().__init__(
-            "you cannot go back", because="this is the first page", try_this="open a page with the action open"
+            "you cannot go back", because="this is the first page", try_this="open a page with the action `open`"
         )
 
 
@@ -397,7 +397,7 @@ class BrowserNotStarted(ToolFailed):
 
 
 class TooManyBrowsers(ToolFailed):
-    """The server runs as many browsers as the limit allows, and all of them are in use."""
+    """The server is running as many browsers as the limit allows, and all of them are in use."""
 
     code = "browser.too_many"
 

@@ -75,7 +75,7 @@ class WebFetchTool:
         """Create the tool.
 
         `files` stores a response that is an image or a document. `redact` removes secrets from
-        shown text, also a secret that crosses the edge of the shown part.
+        shown text, including a secret that crosses the edge of the shown part.
         """
         self._settings = settings
         self._ids = ids

@@ -100,7 +100,7 @@ class GuardedHttpClient:
     ) -> WebResponse:
         """Send content to one URL. A redirect is returned, not followed.
 
-        Raises `WebRefused` if the request surely did not arrive, and `WebFailed` if that is
+        Raises `WebRefused` if the request certainly did not arrive, and `WebFailed` if that is
         unknown.
         """
         target = self._guard.parse_url(url)

@@ -229,7 +229,7 @@ def _build_setup_hint() -> ToolOutput:
 
 
 def _parse_response(response: WebResponse, engine: str) -> dict[str, Any]:
-    """Parse the response of a search engine.
+    """Parse the response from a search engine.
 
     Errors contain no text from the response, because a server can return anything.
     """
@@ -245,7 +245,7 @@ def _parse_response(response: WebResponse, engine: str) -> dict[str, Any]:
                 engine,
                 response,
                 "it does not return JSON",
-                "ask the owner to add `json` to `search: formats:` of its settings",
+                "ask the owner to add `json` to `search: formats:` in its settings",
             )
         case 429:
             raise _build_failure(engine, response, "too many searches in a short time", "try again later")

@@ -79,7 +79,7 @@ def _extract(page: str, url: str, *, markdown: bool) -> ExtractedText:
             include_tables=True,
             include_comments=False,
         )
-    except Exception:  # noqa: BLE001 - a page may break any parser, and is plain text then
+    except Exception:  # noqa: BLE001 - a page may break any parser, and is then shown as plain text
         found = None
     if found and found.strip():
         return ExtractedText(found)
