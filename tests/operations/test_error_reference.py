@@ -83,8 +83,8 @@ class SessionTaken(NotFound):
         )
 """,
     )
-    assert error.because == "it exists; or: it was deleted DAYS days ago"
-    assert error.try_this == "(depends on the case); or: choose another"
+    assert error.because == "it exists\nit was deleted DAYS days ago"
+    assert error.try_this == "(depends on the case)\nchoose another"
 
 
 def test_the_error_reference_keeps_the_codes_of_error_classes_with_the_same_name(tmp_path: Path) -> None:

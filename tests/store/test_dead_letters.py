@@ -146,7 +146,7 @@ async def test_only_a_dead_letter_can_be_retried(instance: LocalInstance) -> Non
         await server.wait_for_answer(answered)
         later = instance.clock.now().replace(year=2030)
         pending = (await server.send("not yet", deliver_at=later)).envelope
-        for id_, because in ((answered, "it ended answered: answered"), (pending, "it is still pending")):
+        for id_, because in ((answered, "its outcome is answered"), (pending, "it is still pending")):
             with pytest.raises(Conflict) as refused:
                 await retry(server, id_)
             assert (refused.value.code, refused.value.because) == ("dead.not_dead", because)

@@ -82,23 +82,23 @@ async def test_why_explains_an_answered_envelope_from_accept_to_answer(either_in
         assert envelope.run and settled.answer and envelope.session
         run, answer, session = short_id(envelope.run), short_id(settled.answer), short_id(envelope.session)
         assert await explanation_lines(server, id_[:8]) == [
-            f"message {short_id(id_)} from person:maria to agent:ada/{session}, ended answered.",
+            f"message {short_id(id_)} from person:maria to agent:ada/{session}, answered.",
             f"Accepted from person:maria for agent:ada/{session}, through person:maria.",
-            f"Run {run} of ada claimed it, which had waited 0 ms.",
+            f"Run {run} of ada claimed it after it had waited 0 ms.",
             f"Run {run} of ada started with envelope {short_id(id_)} from person:maria.",
             "Turn 1: scripted replied in 0 ms, calling append_line.",
             "Turn 1: append_line (no rule denies it) returned in 0 ms.",
             "Turn 2: scripted replied in 0 ms.",
             f"Run {run} completed after 2 turns and 0 ms, for $0.001700.",
-            "It ended answered.",
-            f"The answer is {answer} to person:maria, ended delivered: in the inbox of maria.",
+            "Outcome: answered.",
+            f"The answer is {answer} to person:maria, delivered (in the inbox of maria).",
         ]
         assert await explanation_lines(server, settled.answer) == [
-            f"answer {answer} from agent:ada/{session} to person:maria, ended delivered: in the inbox of maria.",
+            f"answer {answer} from agent:ada/{session} to person:maria, delivered (in the inbox of maria).",
             f"Accepted from agent:ada/{session} for person:maria, by a run.",
-            f"It answers message {short_id(id_)} from person:maria, ended answered.",
+            f"It answers message {short_id(id_)} from person:maria, answered.",
             f"It was written by run {run} of ada in session {session}, completed.",
-            "It ended delivered: in the inbox of maria.",
+            "Outcome: delivered (in the inbox of maria).",
         ]
 
 
@@ -108,7 +108,7 @@ async def test_why_shows_times_in_the_readers_time_zone_oldest_first(instance: L
         id_ = (await server.send("later", deliver_at=later, expires_at=later.replace(hour=20))).envelope
         assert (await ask(server, id_)).format_lines(ZoneInfo("Asia/Shanghai")) == [
             f"message {short_id(id_)} from person:maria to agent:ada/{short_id(await session_of(server, id_))}, "
-            "waits, due 2026-01-05T19:00:00+08:00.",
+            "waiting, due 2026-01-05T19:00:00+08:00.",
             f"2026-01-05T17:00:00+08:00  Accepted from person:maria for agent:ada/"
             f"{short_id(await session_of(server, id_))}, through person:maria.",
             "2026-01-05T17:00:00+08:00  It was to be delivered at 2026-01-05T19:00:00+08:00.",
@@ -148,11 +148,11 @@ async def test_why_explains_a_failure_its_notification_and_its_retry(instance: L
         await server.wait_for_outcome(retried)
         lines = await explanation_lines(server, id_)
         assert "Turn 1: scripted was interrupted after 0 ms." in lines
-        assert "It ended dead: model.scripted: the model is out of order." in lines
+        assert "Outcome: dead (model.scripted: the model is out of order)." in lines
         [notice] = [line for line in lines if line.startswith("person:maria was notified in notice ")]
         assert "Something went wrong: the model is out of order" in notice
-        assert lines[-1] == f"It was retried as message {short_id(retried)} from person:maria, ended answered."
-        dead = "ended dead: model.scripted: the model is out of order."
+        assert lines[-1] == f"It was retried as message {short_id(retried)} from person:maria, answered."
+        dead = "dead (model.scripted: the model is out of order)."
         assert f"It retries message {short_id(id_)} from person:maria, {dead}" in await explanation_lines(
             server, retried
         )
@@ -166,7 +166,7 @@ async def test_why_explains_a_refusal_with_its_reason(instance: LocalInstance) -
         sent += [(await server.send(f"{n}", recipient="agent:small")).envelope for n in range(2)]
         lines = await explanation_lines(server, sent[-1])
         because = "queue full: 1 envelope waiting in this session; its cap is 1"
-        assert lines[0].endswith(f"ended refused: {because}.")
+        assert lines[0].endswith(f", refused ({because}).")
         assert lines[-1].startswith("person:maria was notified in notice ") and because in lines[-1]
         waits = await explanation_lines(server, sent[1])
         run = (await server.get_envelope(sent[0])).run
@@ -192,7 +192,7 @@ async def test_why_explains_who_was_asked_for_an_approval_and_who_decided(either
         session = await session_of(server, id_)
         approval = await approval_of(server, session)
         question = f"person:maria was asked about append_line (approval {short_id(approval)}), because"
-        assert (await explanation_lines(server, id_))[0].endswith("is suspended: its run is waiting for a person.")
+        assert (await explanation_lines(server, id_))[0].endswith(", suspended (its run is waiting for a person).")
         assert (await explanation_lines(server, approval))[
             0
         ] == f"approval {short_id(approval)} in session {short_id(session)}, open."
@@ -258,7 +258,7 @@ async def test_why_explains_who_cancelled_a_run_and_the_reason(instance: LocalIn
         await server.engine.cancel(await session_of(server, id_), by="person:maria", reason="changed my mind")
         await server.wait_for_outcome(id_)
         lines = await explanation_lines(server, id_)
-        assert "It ended cancelled: cancelled by person:maria: changed my mind." in lines
+        assert "Outcome: cancelled (cancelled by person:maria: changed my mind)." in lines
         assert any(line.startswith("Run ") and "was cancelled after 0 turns" in line for line in lines)
 
 

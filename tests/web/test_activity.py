@@ -145,7 +145,7 @@ def test_the_activity_screen_explains_a_message_with_links_to_its_run(app: WebAp
     row = region(page, "Recent messages").get_by_role("listitem").filter(has_text="echo tell me").first
     row.get_by_role("button", name="Explain: message from owner to main").click()
     dialog = page.get_by_role("dialog", name="Explain")
-    expect(dialog.get_by_text("ended answered").first).to_be_visible()
+    expect(dialog.get_by_text("Outcome: answered").first).to_be_visible()
     events = app.server.do("server.why", id=envelope)["lines"]
     expect(dialog.get_by_role("list", name="Events").get_by_role("listitem")).to_have_count(len(events) - 1)
     run = app.server.do("run.list", session=session, limit=1)["runs"][0]["id"][:8]
@@ -169,7 +169,7 @@ def test_a_keyboard_shortcut_opens_the_explanation_dialog_for_an_id_on_any_scree
     app.console_errors.clear()  # the refused request was expected
     dialog.get_by_label("ID", exact=True).fill(envelope[:8])
     page.keyboard.press("Enter")
-    expect(dialog.get_by_text("ended answered").first).to_be_visible()
+    expect(dialog.get_by_text("Outcome: answered").first).to_be_visible()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
 

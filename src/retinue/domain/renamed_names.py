@@ -492,7 +492,7 @@ ERROR_CODES: Mapping[str, tuple[str, ...]] = {
         "sandbox.engine_failed",
         "sandbox.engine_reply_invalid",
         "mcp.sandbox_unavailable",
-        "sandbox.not_chosen",
+        "sandbox.required",
     ),
     "sandbox.folder-refused": ("sandbox.folder_refused", "sandbox.too_many_folders"),
     "sandbox.host-not-allowed": ("sandbox.host_not_allowed",),

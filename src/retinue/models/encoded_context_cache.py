@@ -38,7 +38,7 @@ class EncodedContextCache:
     The cache is limited in bytes, and evicts the least recently used entry first. Entries exist
     only in memory, and are rebuilt when needed.
 
-    A cached record is used only if its content is still equal. A sequence number is not enough: if
+    A cached record is used only if it still has the same content. A sequence number is not enough: if
     a run could not be stored, its numbers are used again when it is resumed.
     """
 

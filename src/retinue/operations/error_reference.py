@@ -11,6 +11,8 @@ from msgspec import Struct
 
 ROOT_ERROR = "retinue.domain.errors.RetinueError"
 VARIANTS_MAX = 4  # alternatives shown for one text
+LINE_BREAK = "  \n  "  # in a list item of Markdown
+VARIANT_SEPARATOR = "\n"  # on the page, each alternative is on a separate line
 LOOKUPS_MAX = 8  # steps to resolve a name that is imported from module to module, or assigned again and again
 GIVEN_BY_CALLER = "(depends on the case)"
 
@@ -220,8 +222,9 @@ def _texts_of_call(call: ast.Call, local: Mapping[str, ast.expr]) -> tuple[str, 
 
 
 def _join_variants(node: ast.expr | None, local: Mapping[str, ast.expr]) -> str:
-    shown = [text if text not in ("BECAUSE", "TRY_THIS") else GIVEN_BY_CALLER for text in _variants(node, local)]
-    return "; or: ".join(dict.fromkeys(text for text in shown if text))
+    unknown = ("BECAUSE", "TRY_THIS", "…")
+    shown = [GIVEN_BY_CALLER if text in unknown else text for text in _variants(node, local)]
+    return VARIANT_SEPARATOR.join(dict.fromkeys(text for text in shown if text))
 
 
 def _variants(node: ast.expr | None, local: Mapping[str, ast.expr], depth: int = LOOKUPS_MAX) -> list[str]:
@@ -295,4 +298,10 @@ def render_errors_page(errors: Iterable[ErrorText]) -> str:
 
 def _render_texts(error: ErrorText) -> str:
     clauses = (("because", error.because), ("try", error.try_this))
-    return f"- {error.sentence}" + "".join(f"  \n  {name}: {text}" for name, text in clauses if text)
+    lines = [_join_alternatives(error.sentence)]
+    lines += [f"{name}: {_join_alternatives(text)}" for name, text in clauses if text]
+    return "- " + LINE_BREAK.join(lines)
+
+
+def _join_alternatives(text: str) -> str:
+    return text.replace(VARIANT_SEPARATOR, f"{LINE_BREAK}or: ")

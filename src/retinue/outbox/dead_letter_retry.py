@@ -66,7 +66,7 @@ def _refuse_unless_dead(conn: sa.Connection, envelope: Envelope, earlier: list[E
     if ended is None or ended.outcome not in DEAD_OUTCOMES:
         raise NotDeadLetter(
             name,
-            because=f"it ended {ended.outcome}: {ended.because}" if ended else f"it is still {envelope.status}",
+            because=f"its outcome is {ended.outcome}" if ended else f"it is still {envelope.status}",
             is_done=ended is not None,
         )
     if envelope.kind is EnvelopeKind.DECISION:

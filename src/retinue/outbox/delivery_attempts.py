@@ -349,9 +349,8 @@ def _end(tx: Transaction, envelope: Envelope, outcome: Outcome, *, because: str,
         return notify_sender(tx, envelope.sender, envelope.id, envelope.kind, outcome.value, text)
     if envelope.sender.kind is AddressKind.AGENT:
         return _note_for_agent(tx, envelope, outcome, text=text + _describe_outcome(outcome, kind))
-    return notify_sender(
-        tx, envelope.sender, envelope.id, envelope.kind, outcome.value, f"{text}ended {outcome}: {because}"
-    )
+    text += f"ended with the outcome {outcome}: {because}"
+    return notify_sender(tx, envelope.sender, envelope.id, envelope.kind, outcome.value, text)
 
 
 def _note_for_agent(tx: Transaction, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:

@@ -96,7 +96,7 @@ class ToolContext:
 
     @property
     def non_owner_requesters(self) -> tuple[Requester, ...]:
-        """The people on whose behalf the run works, without the owner."""
+        """The people on whose behalf the run works, except for the owner."""
         return tuple(each for each in self.requesters if not each.is_owner)
 
 

@@ -1,4 +1,4 @@
-"""Connects IRC servers: one server per connector."""
+"""Connects to IRC servers: one server per connector."""
 
 from __future__ import annotations
 

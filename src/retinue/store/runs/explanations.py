@@ -129,11 +129,11 @@ def _describe_status(conn: sa.Connection, envelope: Envelope) -> tuple[TextPart,
         case EnvelopeStatus.DONE:
             return (f"{name}, {_describe_end(conn, envelope)}.",)
         case EnvelopeStatus.PENDING:
-            return (f"{name}, waits, due ", envelope.due_at, f"{_describe_blocker(conn, envelope)}.")
+            return (f"{name}, waiting, due ", envelope.due_at, f"{_describe_blocker(conn, envelope)}.")
         case EnvelopeStatus.CLAIMED:
-            return (f"{name}, is being {'worked on' if envelope.run else 'sent'}.",)
+            return (f"{name}, being {'worked on' if envelope.run else 'sent'}.",)
         case EnvelopeStatus.SUSPENDED:
-            return (f"{name}, is suspended: its run is waiting for a person.",)
+            return (f"{name}, suspended (its run is waiting for a person).",)
 
 
 def _describe_blocker(conn: sa.Connection, envelope: Envelope) -> str:
@@ -159,7 +159,7 @@ def _describe_end(conn: sa.Connection, envelope: Envelope) -> str:
 
 def _describe_outcome(settled: SettledOutcome) -> str:
     because = excerpt(settled.because)
-    return f"ended {settled.outcome}" + (f": {because}" if because != settled.outcome else "")
+    return str(settled.outcome) if because == settled.outcome else f"{settled.outcome} ({because})"
 
 
 def _describe_source(source: str) -> str:
@@ -238,9 +238,8 @@ def _cause_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
 def _claim_fact(envelope: Envelope, run: Run, *, name: str = "it") -> Fact:
     assert envelope.claimed_at is not None
     waited = format_duration(to_ms(envelope.claimed_at) - to_ms(envelope.due_at))
-    return build_fact(
-        to_ms(envelope.claimed_at), f"Run {short_id(run.id)} of {run.agent} claimed {name}, which had waited {waited}."
-    )
+    sentence = f"Run {short_id(run.id)} of {run.agent} claimed {name} after it had waited {waited}."
+    return build_fact(to_ms(envelope.claimed_at), sentence)
 
 
 def _delivery_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
@@ -257,12 +256,13 @@ def _delivery_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
     return facts
 
 
-def _outcome_facts(conn: sa.Connection, envelope: Envelope, *, name: str = "It") -> list[Fact]:
+def _outcome_facts(conn: sa.Connection, envelope: Envelope, *, of: str = "") -> list[Fact]:
     settled = envelopes.get_outcome(conn, envelope.id)
     if settled is None:
         return []
     at_ms = to_ms(settled.at)
-    facts = [build_fact(at_ms, f"{name} {_describe_outcome(settled)}.")]
+    subject = f"Outcome of {of}" if of else "Outcome"
+    facts = [build_fact(at_ms, f"{subject}: {_describe_outcome(settled)}.")]
     answer = envelopes.get(conn, settled.answer) if settled.answer else None
     if answer is not None:
         sentence = (
@@ -302,7 +302,7 @@ def _list_run_facts(conn: sa.Connection, run: Run) -> list[Fact]:
     if gone := [short_id(id_) for id_ in run.envelopes if was_purged(conn, id_)]:
         facts.append(build_fact(to_ms(run.started_at), f"Its envelopes were purged: {join_names(gone)}."))
     for envelope in held:
-        facts += _outcome_facts(conn, envelope, name=short_id(envelope.id))
+        facts += _outcome_facts(conn, envelope, of=short_id(envelope.id))
     return [*facts, *_notice_facts(conn, run.envelopes)]
 
 

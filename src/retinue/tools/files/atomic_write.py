@@ -77,7 +77,7 @@ def write_atomically(
 
 @contextmanager
 def _enter_or_create(folder: str, resolved: ResolvedPath, *, text: str) -> Generator[int]:
-    """Open a folder by walking from the root, and create missing folders inside the writable root."""
+    """Open a folder without following links. Missing folders inside the writable folder are created."""
     kept = folder if not is_within(folder, resolved.root) else os.path.dirname(resolved.root)
     with enter_folder(kept, text=text) as top:
         opened = os.dup(top)

@@ -190,10 +190,10 @@ def _make_absolute(text: str, context: ToolContext) -> str:
 
 
 def _is_still_inside(root: tuple[str, str], writable: Iterable[tuple[str, str]]) -> bool:
-    """Return whether a root, with its links resolved, is still inside each writable folder that its name is in.
+    """Return whether a folder is still inside the writable folders that contain its path, once links are resolved.
 
     The owner may use links for the workspace and the agent's folders. But a link inside a writable
-    folder could have been placed by the agent, so a root that a link leads outside does not count.
+    folder could have been placed by the agent, so the folder must not leave them through a link.
     """
     named, real = root
     return all(

@@ -145,10 +145,10 @@ class CommandHostInvalid(ToolFailed):
         super().__init__(f"invalid host: {host[:100]!r}", because=because, try_this="use HOST, *.HOST or HOST:PORT")
 
 
-class SandboxNotChosen(SandboxFailed):
-    """No sandbox is available for the command, and the command must not run without one."""
+class SandboxRequired(SandboxFailed):
+    """The command must run in a sandbox, and none is available."""
 
-    code = "sandbox.not_chosen"
+    code = "sandbox.required"
 
     def __init__(self, *, because: str) -> None:
         super().__init__(

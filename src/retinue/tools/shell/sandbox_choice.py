@@ -30,7 +30,7 @@ from retinue.sandbox.secret_mounts import add_secrets, find_applicable_secrets
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
 from retinue.tools.base import ToolContext
-from retinue.tools.shell.errors import SandboxHostsDenied, SandboxNotChosen, WorkspaceMoved
+from retinue.tools.shell.errors import SandboxHostsDenied, SandboxRequired, WorkspaceMoved
 
 
 class PlacedCommand(Struct, frozen=True):
@@ -195,7 +195,7 @@ class SandboxChooser:
             case SandboxKind.DOCKER:
                 return self.container(choice.key, settings.docker)
             case SandboxKind.OFF:
-                raise SandboxNotChosen(because=choice.decision.because)
+                raise SandboxRequired(because=choice.decision.because)
 
     def _choose(self, context: ToolContext, confinement: Confinement) -> SandboxChoice:
         settings = self._settings_of(context)

@@ -42,7 +42,7 @@ _STATES = ("checked", "selected", "expanded", "disabled", "required", "focused",
 class ElementRefs(Struct):
     """Maps refs to page elements. Refs are never reused.
 
-    An element keeps its ref until the page is left, or until the page has too many refs.
+    An element keeps its ref until the browser leaves the page, or until there are too many refs.
     """
 
     count: int = 0  # over all pages
