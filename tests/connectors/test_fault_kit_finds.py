@@ -190,7 +190,7 @@ def make_faulty_irc_peer(faulty_connector: type[IrcConnector]) -> IrcPeer:
 @pytest.mark.parametrize(
     ("faulty_connector", "case", "found"),
     [
-        (ReportsUnconfirmedSends, "cut-before", "reported as delivered, and missing"),
+        (ReportsUnconfirmedSends, "cut-before", "reported as delivered, but missing"),
         (ReportsBrokenConnectionAsRefusal, "cut-after", "would be sent twice|duplicate"),
     ],
 )

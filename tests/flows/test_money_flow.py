@@ -233,7 +233,7 @@ async def test_a_model_without_a_price_is_not_called_if_a_budget_applies(
         "Something went wrong: mock/m1 cannot be used under a budget, because its price is unknown "
         "[model.price_unknown]",
         "because: without a price, the server cannot limit the cost of a call",
-        'try: set `input_usd` and `output_usd` under [models.entries."mock/m1"] in retinue.toml, or 0 for both',
+        'try: set `input_usd` and `output_usd` under [models.entries."mock/m1"] in retinue.toml; 0 means free',
     ]
     assert provider_server.asked == []
 

@@ -88,7 +88,7 @@ async def test_the_slash_command_stop_cancels_the_run_and_the_waiting_envelopes(
 
 async def test_the_slash_command_reset_starts_a_new_context_with_its_text(server: OperationsServer) -> None:
     _, session = await server.converse(MARIA, "hello")
-    assert "The context was reset. Your text" in await send_command(server, "/reset I like tea")
+    assert "The new context starts with your text." in await send_command(server, "/reset I like tea")
     records = await server.server.list_records(session)
     assert records[-1].kind is RecordKind.RESET
     await server.converse(MARIA, "and now?")

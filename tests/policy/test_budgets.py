@@ -249,7 +249,7 @@ def test_a_budget_refusal_names_the_limit_the_amounts_the_reset_date_and_the_set
     assert refused.value.code == "budget.spent"
     assert refused.value.sentence == f"{budget} does not cover the next model call"
     assert refused.value.because == (
-        "$0.95 of $1.00 is spent, $0.04 is reserved for running calls, and the next call may cost $0.018360"
+        "$0.95 of $1.00 is spent, $0.04 is reserved for calls in progress, and the next call may cost $0.018360"
     )
     assert refused.value.try_this.startswith(try_this)
 
