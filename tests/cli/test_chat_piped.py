@@ -147,7 +147,7 @@ def test_chat_without_an_answer_prints_the_reason_and_exits_1(server: ServerProc
 
     first, because, try_this = completed.stderr.splitlines()
     assert (completed.returncode, completed.stdout) == (1, "")
-    assert first == "error: no answer: the envelope is dead [envelope.dead]"
+    assert first == "error: no answer: the outcome of the envelope is 'dead' [envelope.dead]"
     assert because == "because: model.requested_failure: the guide failed, as you asked"
     assert try_this.startswith("try: retinue why ")
 
@@ -360,7 +360,10 @@ def test_chat_prints_the_reason_after_its_run_was_interrupted_too_often(own_serv
         own_server.open()
 
     assert chat.end() == 1
-    assert "error: no answer: the envelope is dead [envelope.dead]\nbecause: interrupted 3 times\n" in chat.err.decode()
+    assert (
+        "error: no answer: the outcome of the envelope is 'dead' [envelope.dead]\nbecause: interrupted 3 times\n"
+        in chat.err.decode()
+    )
     assert chat.out.decode() == ""
 
 

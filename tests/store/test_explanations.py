@@ -83,7 +83,7 @@ async def test_why_explains_an_answered_envelope_from_accept_to_answer(either_in
         run, answer, session = short_id(envelope.run), short_id(settled.answer), short_id(envelope.session)
         assert await explanation_lines(server, id_[:8]) == [
             f"message {short_id(id_)} from person:maria to agent:ada/{session}, answered.",
-            f"Accepted from person:maria for agent:ada/{session}, through person:maria.",
+            f"Accepted from person:maria for agent:ada/{session}.",
             f"Run {run} of ada claimed it after it had waited 0 ms.",
             f"Run {run} of ada started with envelope {short_id(id_)} from person:maria.",
             "Turn 1: scripted replied in 0 ms, calling append_line.",
@@ -91,7 +91,7 @@ async def test_why_explains_an_answered_envelope_from_accept_to_answer(either_in
             "Turn 2: scripted replied in 0 ms.",
             f"Run {run} completed after 2 turns and 0 ms, for $0.001700.",
             "Outcome: answered.",
-            f"The answer is {answer} to person:maria, delivered (in the inbox of maria).",
+            f"Its answer {answer} to person:maria: delivered (in the inbox of maria).",
         ]
         assert await explanation_lines(server, settled.answer) == [
             f"answer {answer} from agent:ada/{session} to person:maria, delivered (in the inbox of maria).",
@@ -110,7 +110,7 @@ async def test_why_shows_times_in_the_readers_time_zone_oldest_first(instance: L
             f"message {short_id(id_)} from person:maria to agent:ada/{short_id(await session_of(server, id_))}, "
             "waiting, due 2026-01-05T19:00:00+08:00.",
             f"2026-01-05T17:00:00+08:00  Accepted from person:maria for agent:ada/"
-            f"{short_id(await session_of(server, id_))}, through person:maria.",
+            f"{short_id(await session_of(server, id_))}.",
             "2026-01-05T17:00:00+08:00  It was to be delivered at 2026-01-05T19:00:00+08:00.",
             "2026-01-05T17:00:00+08:00  It expires at 2026-01-06T04:00:00+08:00.",
         ]
@@ -247,7 +247,7 @@ async def test_why_explains_a_run_resumed_after_a_crash_and_its_interrupted_call
         assert f"Run {short_id(run)} was resumed after a stop, attempt 2." in lines
         assert "Turn 1: scripted (attempt 2) replied in 7.0 s." in lines
         assert lines[0].startswith(f"run {short_id(run)} of ada in session ") and lines[0].endswith(", completed.")
-        assert f"Accepted message {short_id(first)} from person:maria, through person:maria." in lines
+        assert f"Accepted message {short_id(first)} from person:maria." in lines
 
 
 async def test_why_explains_who_cancelled_a_run_and_the_reason(instance: LocalInstance) -> None:
@@ -338,7 +338,7 @@ async def test_why_shows_the_start_and_end_of_a_run_with_many_steps(instance: Lo
         lines = await explanation_lines(server, id_)
         assert len(found.facts) == FACTS_MAX and found.left_out > 100
         assert f"({found.left_out} more in between)" in lines
-        assert lines[1].startswith("Accepted from") and lines[-1].startswith("The answer is ")
+        assert lines[1].startswith("Accepted from") and lines[-1].startswith("Its answer ")
 
 
 async def test_why_shows_the_other_facts_despite_a_damaged_record(instance: LocalInstance) -> None:

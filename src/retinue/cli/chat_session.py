@@ -66,7 +66,7 @@ class ChatSession:
         self.view.close()
 
     def find_session(self) -> None:
-        """Follow the session of this conversation if it is among the recent sessions."""
+        """Follow the session that belongs to this terminal conversation, if it is among the recent sessions."""
         origin = (
             f"terminal:{self._principal}/{self._conversation_name.casefold()}"
             if self._conversation_name
@@ -225,7 +225,7 @@ class ChatSession:
         self.view.close()
         print_error(
             CliError(
-                f"no answer: the envelope is {end.outcome}",
+                f"no answer: the outcome of the envelope is '{end.outcome}'",
                 code=f"envelope.{end.outcome}",
                 because=end.because,
                 try_this=f"retinue why {shorten_id(envelope)}",

@@ -24,7 +24,7 @@ def format_approval_request(
 ) -> list[str]:
     """Format an approval with its exact calls and the commands that answer it.
 
-    The commands for a grant that lasts longer are shown only if the approval allows such a grant. A permanent grant is
+    Commands that also allow later calls are shown only if the approval permits such a grant. A permanent grant is
     offered only to the owner. `event` is the event that announces the approval.
     """
     id_ = shorten_id(event["approval"])

@@ -134,7 +134,7 @@ def _validate_key(key: str) -> str:
         "invalid idempotency key",
         code="key.invalid",
         because="it must contain only printable ASCII characters, without spaces at the start or end",
-        try_this="use a random key, and retry the request with the same key",
+        try_this="use a random key; if you retry the request, use the same key again",
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs `retinue dry-run`: a child process simulates the next days on a copy of the data. Prints its report."""
+"""Runs `retinue dry-run`: simulates the next days on a copy of the data in a child process, and prints a report."""
 
 from __future__ import annotations
 

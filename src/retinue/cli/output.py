@@ -1,4 +1,4 @@
-"""Prints output for people: `key: value` lines with keys in kebab-case, and short ids. Colors need a terminal."""
+"""Prints output for people: `key: value` lines with keys in kebab-case, and short ids. Only a terminal gets colors."""
 
 from __future__ import annotations
 

@@ -82,7 +82,10 @@ def _connect_tls(host: str, port: int, timeout_s: float) -> _socket.socket:
 
 
 def connect_recorded(data_dir: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
-    """Connect to the recorded address if a server is running. Otherwise, another program may be listening there."""
+    """Connect to the address in the data directory, but only if its server is running.
+
+    If it is not running, another program may be listening at this address.
+    """
     from retinue.cli.process_control import find_server_pid
 
     try:

@@ -162,17 +162,17 @@ def _describe_outcome(settled: SettledOutcome) -> str:
     return str(settled.outcome) if because == settled.outcome else f"{settled.outcome} ({because})"
 
 
-def _describe_source(source: str) -> str:
-    """Describe how an envelope was created, from the value of its field `source`."""
-    match source:
+def _describe_source(envelope: Envelope) -> str:
+    """Describe how an envelope was created, from its field `source`. Empty if its sender sent it directly."""
+    match envelope.source:
         case "run":
-            return "by a run"
+            return ", by a run"
         case "server":
-            return "by the server"
+            return ", by the server"
         case "retry":
-            return "as a retry"
-        case _:
-            return f"through {source}"
+            return ", as a retry"
+        case source:
+            return "" if source == str(envelope.sender) else f", through {source}"
 
 
 def _list_envelope_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
@@ -199,7 +199,7 @@ def _list_envelope_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
 def _acceptance_facts(envelope: Envelope) -> list[Fact]:
     at_ms = to_ms(envelope.accepted_at)
     sender, recipient = format_address(envelope.sender), format_address(envelope.recipient)
-    facts = [build_fact(at_ms, f"Accepted from {sender} for {recipient}, {_describe_source(envelope.source)}.")]
+    facts = [build_fact(at_ms, f"Accepted from {sender} for {recipient}{_describe_source(envelope)}.")]
     if envelope.deliver_at is not None and envelope.deliver_at > envelope.accepted_at:
         facts.append(build_fact(at_ms, "It was to be delivered at ", envelope.deliver_at, "."))
     if envelope.expires_at is not None:
@@ -265,9 +265,8 @@ def _outcome_facts(conn: sa.Connection, envelope: Envelope, *, of: str = "") -> 
     facts = [build_fact(at_ms, f"{subject}: {_describe_outcome(settled)}.")]
     answer = envelopes.get(conn, settled.answer) if settled.answer else None
     if answer is not None:
-        sentence = (
-            f"The answer is {short_id(answer.id)} to {format_address(answer.recipient)}, {_describe_end(conn, answer)}."
-        )
+        name = f"answer {short_id(answer.id)} to {format_address(answer.recipient)}"
+        sentence = f"Its {name}: {_describe_end(conn, answer)}."
         facts += [build_fact(at_ms, sentence), *_delivery_facts(conn, answer)]
     return facts
 
@@ -294,7 +293,7 @@ def _list_run_facts(conn: sa.Connection, run: Run) -> list[Fact]:
     held = [envelope for id_ in run.envelopes if (envelope := envelopes.get(conn, id_)) is not None]
     facts: list[Fact] = []
     for envelope in held:
-        sentence = f"Accepted {_describe_envelope(envelope)}, {_describe_source(envelope.source)}."
+        sentence = f"Accepted {_describe_envelope(envelope)}{_describe_source(envelope)}."
         facts.append(build_fact(to_ms(envelope.accepted_at), sentence))
         if envelope.claimed_at is not None:
             facts.append(_claim_fact(envelope, run, name=short_id(envelope.id)))
