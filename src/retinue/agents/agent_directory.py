@@ -66,7 +66,7 @@ def ensure_workspace(folder: Path, *, agent_directory: Path) -> Path | None:
 def remove_agent_directory(data_dir: Path, name: str) -> None:
     """Delete an agent directory with its contents.
 
-    If the directory is a symbolic link, or contains one, only the link is removed.
+    A symbolic link is removed, but its target is kept, even if the directory itself is a link.
     """
     home = agent_directory_of(data_dir, name)
     if home.is_symlink():

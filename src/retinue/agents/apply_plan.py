@@ -81,8 +81,8 @@ def plan_people(
 ) -> list[PlannedChange]:
     """Plan a change for each declared person. A new person gets the role that the file declares.
 
-    If a person's role differs from the file, it is changed only with `prefer_file`. A change from
-    or to owner is never applied. `forgotten` are the case-folded names of people whose data was
+    If a person's role differs from the file, it is changed only with `prefer_file`. A role is
+    never changed from or to owner. `forgotten` are the case-folded names of people whose data was
     erased. Their names stay reserved.
     """
     here = {person.name.casefold(): person for person in stored}

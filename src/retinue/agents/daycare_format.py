@@ -1,4 +1,4 @@
-"""Converts sessions to and from Daycare's format: `descriptor.json`, `state.json` and `history.jsonl`.
+"""Converts sessions to and from the files of the program Daycare: `descriptor.json`, `state.json`, `history.jsonl`.
 
 If an imported session is exported again, the files are byte-for-byte the same. A line that retinue would
 write differently is therefore stored unchanged.

@@ -48,7 +48,7 @@ class SessionTooLongToExport(TooLarge):
 
     def __init__(self, *, chars_max: int) -> None:
         super().__init__(
-            "this session is too long to export at once",
+            "this session is too long for one export",
             because=f"the limit is {chars_max:,} characters of history",
             try_this="enable the mirror, which writes sessions to a folder as they grow",
         )

@@ -2,8 +2,8 @@
 
 Hooks are started after an event is committed, so a failing hook never affects a run. A hook gets
 the event as JSON on its standard input. It may print JSON such as `{"messages": [...]}`, and the
-people in that conversation then get the messages. A hook can read its own folder, can write to one
-other folder, and has no network.
+people in the conversation of the event then get the messages. A hook can read its own folder, can
+write to one other folder, and has no network.
 """
 
 from __future__ import annotations

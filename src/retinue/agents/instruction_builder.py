@@ -436,7 +436,7 @@ def _notify(conn: sa.Connection, *, notification: Notification, at_ms: int) -> N
 def find_renamed_template_names(data_dir: Path, agents: Sequence[str]) -> dict[str, list[RenamedName]]:
     """Return the outdated names that the templates on disk use, for `retinue doctor`.
 
-    The result maps each agent to its names. The shared template has the key `SHARED_TEMPLATE`.
+    The result maps each agent to the names in its template. The shared template has the key `SHARED_TEMPLATE`.
     """
     folder = data_dir / instruction_templates.TEMPLATES_FOLDER
     found: dict[str, list[RenamedName]] = {}

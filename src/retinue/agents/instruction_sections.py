@@ -354,7 +354,7 @@ def silent_replies(context: PromptContext) -> str:
 
 
 def heartbeats(context: PromptContext) -> str:
-    """Return the rules for heartbeats. Empty in other conversations, because the text costs tokens."""
+    """Return the rules for heartbeats. Empty unless the conversation is a heartbeat, because the text costs tokens."""
     if context.runtime.channel != OriginKind.HEARTBEAT:
         return ""
     return f"""\

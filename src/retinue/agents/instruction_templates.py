@@ -280,7 +280,7 @@ FileFingerprints = tuple[tuple[str, int, int, int], ...]
 
 
 def template_fingerprints(folder: str, agent: str) -> FileFingerprints:
-    """Return path, time and size of an agent's template files, to detect changes without reading the files.
+    """Return the fingerprint of each template file of an agent, to detect changes without reading the files.
 
     This must be fast, because it is called in every run.
     """

@@ -24,7 +24,7 @@ def select_exposure(
     """Return which operation tools to hide and which skill bundles to list.
 
     `bundle_by_tool` maps each tool that performs an operation to the skill bundle that contains the
-    operation. `available` has the usable skills.
+    operation. `available` are the usable skills.
 
     With `tools`, every operation is a tool and no bundle is listed. With `skills`, no operation is
     a tool. With `mixed`, an operation is a tool unless the agent has its bundle. Other tools are

@@ -102,7 +102,7 @@ class Skill(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The key under which the skill's approval is stored.
 
-        It includes the owner, so skills of the same name from two owners have different keys.
+        It includes the agent, plugin or folder that has the skill, so that equal names do not collide.
         """
         return "/".join(filter(None, (self.source.value, self.owner, self.name)))
 

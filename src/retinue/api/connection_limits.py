@@ -67,7 +67,7 @@ class ConnectionLimiter(Struct):
     sweep_timer: asyncio.TimerHandle | None = None
 
     def admit(self, protocol: LimitedHttpProtocol) -> bool:
-        """Decide whether to accept a TCP connection. If the limit is reached, close another connection for it.
+        """Decide whether to accept a TCP connection. If the limit is reached, close another one to make room.
 
         The closed connection is the one whose request has been incomplete for the longest time, or else an idle one. If
         there is neither, the new connection is refused.
@@ -142,7 +142,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return cast(Any, self.cycle) is None or self.cycle.response_complete
 
     def is_slow(self, taken_s: float) -> bool:
-        """Whether to close this connection: it has no unanswered request, or its request is arriving too slowly."""
+        """Whether to close this connection: its request head is still incomplete, or its request arrives too slowly."""
         return self.is_idle or self._request_bytes < REQUEST_BYTES_PER_S_MIN * taken_s
 
     def data_received(self, data: bytes) -> None:

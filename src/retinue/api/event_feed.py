@@ -53,7 +53,8 @@ class FeedMessage(Struct, frozen=True):
 class EventFilter(Struct, frozen=True, kw_only=True):
     """The filter of a subscription: which messages of a session a client gets.
 
-    A list applies only to messages that have the property, such as a tool. A message must match all lists that apply.
+    Each field lists the allowed values of one property, such as the tool. A field does not apply to messages
+    without that property. A message must match all fields that apply to it.
     """
 
     types: frozenset[str] | None = None
@@ -365,7 +366,7 @@ class EventFeed:
         return forms
 
     async def _list_nested_runs(self, sessions: Collection[SessionId] | None = None) -> list[NestedRun]:
-        """Return the progress of runs that a tool call is waiting for, if the caller may see its session."""
+        """Return the progress of each run that a tool call is waiting for, if the client may see the call's session."""
         found: list[NestedRun] = []
         for within in self._services.event_broadcast.nested_runs():
             allowed = self._filter_for(within.session)

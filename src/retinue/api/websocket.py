@@ -53,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventFilterForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The filter of a subscription, as a client sends it. A list that is omitted allows everything."""
+    """The filter of a subscription, as a client sends it. An omitted list allows everything."""
 
     types: list[str] | None = None
     kinds: list[EventKind] | None = None
@@ -164,7 +164,7 @@ class PanelsFrame(_Frame, tag="panels"):
 
 
 class PanelDoneFrame(_Frame, tag="panel_done"):
-    """The client's result of a `panel_command`. If the command opened a panel, `panel` is the id of that panel."""
+    """The client's response to a `panel_command`. If the command opened a panel, `panel` is the id of that panel."""
 
     command: str
     ok: bool

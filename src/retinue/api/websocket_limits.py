@@ -1,4 +1,4 @@
-"""Adds limits to WebSocket connections that uvicorn does not enforce."""
+"""Enforces limits that uvicorn lacks on WebSocket connections."""
 
 from __future__ import annotations
 

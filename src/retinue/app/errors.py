@@ -1,4 +1,4 @@
-"""Errors when an instance is started, restored or read without a server. Each error code has one class."""
+"""Errors of starting an instance, restoring it, or reading it without a server. Each error code has one class."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Formats and writes the log. A line is a fixed phrase and fields, without message texts, tokens or prompts.
 
 Secrets that get into a line anyway are redacted: in the message, the fields and exception texts. This covers known
-secrets (`set_known_secrets`) and text that looks like a secret. The rules are stricter than elsewhere. If a line cannot
-be formatted, a line that says so is written instead, because logging must not stop the server.
+secrets (`set_known_secrets`) and text that looks like a secret. The rules are stricter than for other texts. If a line
+cannot be formatted, a line that says so is written instead, because logging must not stop the server.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `python -m retinue.app.offline OPERATION PARAMETERS` prints the response or an error as JSON. It takes
 the instance lock, so that no server can start at the same time, and opens the store read-only.
-The token has the same permissions as in a running server.
+The caller's token has the same permissions as on a running server.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def main(arguments: list[str]) -> int:
 
 
 async def _doctor_without_store(settings: Settings, store_error: RetinueError, request: DoctorRequest) -> bytes:
-    """Perform `server.doctor` without a store. The findings include that the store cannot be opened."""
+    """Perform `server.doctor` without a store. One of the findings is that the store cannot be opened."""
     now = RealClock().now()
     if request.security or request.fix:
         security_context = SecurityContext(

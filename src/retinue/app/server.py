@@ -880,7 +880,7 @@ async def _web_address(services: Services, url: str) -> str:
 
 
 def _command() -> str:
-    """Return the command for this program: `retinue` if it is on the PATH, or else its relative path."""
+    """Return the command for this program: `retinue` if that is on the PATH, or else the relative path to it."""
     beside = Path(sys.executable).with_name("retinue")
     on_path = any(Path(folder, "retinue") == beside for folder in os.environ.get("PATH", "").split(os.pathsep))
     return "retinue" if on_path or not beside.exists() else os.path.relpath(beside)

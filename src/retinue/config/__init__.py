@@ -1,7 +1,7 @@
 """Reads settings files and environment variables into typed settings. `settings_loader` reads the files.
 
 `retinue.config.file_writer` changes a settings file and keeps its comments. The rest of the package does not import
-that module, because it needs tomlkit.
+that module, because it imports tomlkit, which most servers never need.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     ),
     "crash_policy": SettingRule(
         description="What happens to a run of the agent that a crash interrupted: it continues (`resume`), or its "
-        "envelopes end as `interrupted` (`at-most-once`)."
+        "envelopes get the outcome `interrupted` (`at-most-once`)."
     ),
     "concurrency": SettingRule(
         description="Maximum number of active runs of the agent. Default: the limit in [defaults].", least=1, most=1000
@@ -607,7 +607,7 @@ def _to_agent_fields(table: Table, path: KeyPath, faults: FaultCollector) -> Tab
 
 
 def _split_model(table: Table, path: KeyPath, faults: FaultCollector) -> Table:
-    """Split `model = { primary, fallbacks }` into two keys, and remove keys whose value is `"default"`."""
+    """Split `model = { primary, fallbacks }` into two keys, and remove a model or effort that is `"default"`."""
     own = {
         key: value
         for key, value in table.items()

@@ -101,7 +101,7 @@ class FaultCollector:
         try_this: str = "",
         code: str = "",
     ) -> None:
-        """Add an error with its own sentence, such as an unreadable file, an environment variable or an old name."""
+        """Add an error with its own sentence, for example about an unreadable file or an environment variable."""
         self._add(
             SettingFault(path=path, sentence=sentence, position=position, because=because, try_this=try_this, code=code)
         )

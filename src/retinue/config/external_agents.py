@@ -12,7 +12,7 @@ from retinue.config.web import check_host_and_port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAgentSettings:
-    """Requests that the server sends to external agents and webhooks."""
+    """Requests between the server and external agents, and outgoing webhooks."""
 
     callback_url: str | None = setting(
         None,
@@ -23,8 +23,8 @@ class ExternalAgentSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts to which the server may send requests even if they are in your own network or use a port other than 80 "
-        "and 443, as HOST:PORT.",
+        "Hosts, as HOST:PORT, that the server may reach even if they are in your own network or use a port other than "
+        "80 and 443.",
         effect=SettingEffect.MESSAGE,
         check=check_host_and_port,
         example="127.0.0.1:9000",

@@ -54,8 +54,8 @@ def check_prompt(text: str) -> str | None:
 HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
     "every_s": SettingRule(
         description="Time between heartbeats, in seconds. 0: no heartbeats. Any other value below "
-        f"{HEARTBEAT_EVERY_S_MIN:g} counts as {HEARTBEAT_EVERY_S_MIN:g}. Default: the more general setting, otherwise "
-        "1800.",
+        f"{HEARTBEAT_EVERY_S_MIN:g} counts as {HEARTBEAT_EVERY_S_MIN:g}. Default: for an agent, the time in "
+        "[defaults.heartbeat], otherwise 1800.",
         least=0,
         most=EVERY_S_MAX,
     ),
@@ -112,19 +112,24 @@ def _heartbeat_setting(name: str) -> None:
 class HeartbeatVisibilitySettings:
     """Which heartbeat notifications are sent to one platform or through one connector.
 
-    Unset values come from the platform, then from `[defaults.heartbeat]`.
+    For a connector, an unset value comes from the settings of its platform. Other unset values come from
+    `[defaults.heartbeat]`.
     """
 
     show_ok: bool | None = setting(
         None,
-        "Whether the recipient is notified when a heartbeat finds nothing to report. Default: the more general "
-        "setting.",
+        "Whether the recipient is notified when a heartbeat finds nothing to report. Default: for a connector, the "
+        "value of its platform, otherwise the value in [defaults.heartbeat].",
     )
     show_alerts: bool | None = setting(
-        None, "Whether the recipient gets heartbeat alerts. Default: the more general setting."
+        None,
+        "Whether the recipient gets heartbeat alerts. Default: for a connector, the value of its platform, otherwise "
+        "the value in [defaults.heartbeat].",
     )
     use_indicator: bool | None = setting(
-        None, "Whether the web app shows that a heartbeat has run. Default: the more general setting."
+        None,
+        "Whether the web app shows that a heartbeat has run. Default: for a connector, the value of its platform, "
+        "otherwise the value in [defaults.heartbeat].",
     )
 
     @property
@@ -137,7 +142,7 @@ class HeartbeatDefaults(HeartbeatRules):
     """Defaults for heartbeats.
 
     If no agent has its own heartbeat settings, these settings give the default agent a heartbeat. Otherwise only
-    agents with such settings have heartbeats, and values that an agent does not set come from here.
+    agents with their own settings have heartbeats. Values that such an agent does not set come from these defaults.
     """
 
     every_s: float | None = _heartbeat_setting("every_s")

@@ -37,8 +37,8 @@ def check_server_name(text: str) -> str | None:
 class McpServerSettings:
     """One MCP server: a command that uses stdio, or a URL.
 
-    A command runs in the sandbox. It can access its own folder and the resources named here, and nothing else on this
-    machine.
+    A command runs in the sandbox. On this machine, it can access only its own folder and the resources named in these
+    settings.
     """
 
     command: tuple[str, ...] = setting(
@@ -95,7 +95,7 @@ class McpServerSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts in `hosts` that may be in your own network, by exact name.",
+        "Exact names of the hosts in `hosts` that may be in your own network.",
         effect=SettingEffect.HOT,
         check=validators.check_host,
         example="nas.lan",

@@ -71,7 +71,7 @@ class ProviderAuth(StrEnum):
 
 
 class ProviderQuirk(StrEnum):
-    """Ways in which some model servers deviate from their API format. The modules of the formats use the same names."""
+    """Ways in which some model servers deviate from their API format. The code for each format uses the same names."""
 
     MAX_COMPLETION_TOKENS = "max-completion-tokens"  # the maximum reply length has this name
     NO_STREAM_OPTIONS = "no-stream-options"  # the server rejects requests that ask for usage
@@ -101,7 +101,7 @@ class ProviderSettings:
     )
     name: str | None = setting(
         None,
-        "Name of the provider that people see.",
+        "Name under which people see the provider.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_display_name,
         example="The shed",

@@ -1,7 +1,7 @@
 """Settings in `[provenance]`: rules about where the values of tool arguments may come from.
 
-`policy/provenance` applies the rules. A rule selects tools and arguments by globs. If no rule selects a tool, the
-tool's results cannot explain any value.
+`policy/provenance` applies the rules. A rule selects tools and arguments by globs. If no rule selects a tool, no value
+in its results counts as an explanation of an argument.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse_value_types(text: str) -> tuple[ValueType, ...]:
 
 
 class StandingExplanation(StrEnum):
-    """What may explain the value of an argument besides the owner's words, if a rule in the settings permits it."""
+    """An explanation of an argument's value, other than the owner's words, that a rule in the settings permits."""
 
     TODAY = "today"  # today's date
     QUOTED = "quoted"  # verbatim from something that the owner named; not for content that is sent out
@@ -130,8 +130,8 @@ class SourceRule:
     )
     fields: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Fields of a result whose values can explain an argument, each with the kind of its value. `<item>` stands for "
-        "each item of a list, `<key>` and `<value>` for the keys and values of an object.",
+        "Fields of a result whose values count as an explanation of an argument, each with the kind of its value. "
+        "`<item>` stands for each item of a list, `<key>` and `<value>` for the keys and values of an object.",
         effect=SettingEffect.MESSAGE,
         values=_KIND_RULE,
     )
@@ -187,7 +187,7 @@ class SourceRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRule:
-    """A rule about an argument: the kind of its value, and what may explain the value besides the owner's text."""
+    """A rule about an argument: the kind of its value, and which explanations of it count besides the owner's text."""
 
     tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     argument: str = dataclasses.field(
@@ -207,7 +207,8 @@ class ArgumentRule:
     )
     explanations: tuple[StandingExplanation, ...] = setting(
         cast("tuple[StandingExplanation, ...]", ()),
-        "What may explain the argument's value besides the owner's text. The guide on injection lists the choices.",
+        "What counts as an explanation of the argument's value, besides the owner's text. The guide on prompt "
+        "injection lists the choices.",
         effect=SettingEffect.MESSAGE,
     )
     choice_words: Mapping[str, tuple[str, ...]] = setting(
@@ -228,7 +229,7 @@ class ArgumentRule:
 class ToolRequestRule:
     """A rule about the words with which the owner requests certain tools.
 
-    If no rule applies to a tool, the words in its name request the tool.
+    If no rule applies to a tool, the owner requests it with the words in its name.
     """
 
     tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
@@ -247,7 +248,9 @@ class MeasureRule:
 
     words: str = dataclasses.field(
         metadata=_required_metadata(
-            "Phrase of the owner that selects by comparison, such as `largest`.", check=_check_words, example="largest"
+            "Phrase with which the owner selects by comparison, such as `largest`.",
+            check=_check_words,
+            example="largest",
         )
     )
     field: str = dataclasses.field(
@@ -292,7 +295,7 @@ class ProvenanceSettings:
     )
     explaining_trust: tuple[Trust, ...] = setting(
         (Trust.OWNER,),
-        "Trust levels of text that may explain the value of an argument. Default: only text of the owner.",
+        "Trust levels of text that counts as an explanation of an argument. Default: only text of the owner.",
         effect=SettingEffect.MESSAGE,
     )
 

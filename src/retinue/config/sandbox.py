@@ -251,8 +251,8 @@ class SandboxSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts in `hosts` that may be in your own network, by exact name. Connections to other private addresses are "
-        "refused.",
+        "Exact names of the hosts in `hosts` that may be in your own network. Connections to other private addresses "
+        "are refused.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_host,
         example="nas.lan",

@@ -32,8 +32,8 @@ class ResetSettings(ResetRules):
 
     daily_at: str | None = setting(
         None,
-        "Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset. Default: the more "
-        "general rule, if there is one.",
+        "Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset. Default: the rule "
+        "in the next more general section, if there is one.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_daily_at,
         example="04:00",
@@ -41,7 +41,7 @@ class ResetSettings(ResetRules):
     idle_minutes: float | None = setting(
         None,
         "Minutes without activity after which a context is reset. Scheduled runs do not count as activity. 0: never. "
-        "Default: the more general rule, if there is one.",
+        "Default: the rule in the next more general section, if there is one.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=IDLE_MINUTES_MAX,
@@ -49,7 +49,7 @@ class ResetSettings(ResetRules):
     context_tokens_max: int | None = setting(
         None,
         "Maximum size of a context, in tokens. A larger context is reset before the next run. 0: no limit. Default: "
-        "the more general rule, if there is one.",
+        "the rule in the next more general section, if there is one.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=CONTEXT_TOKENS_LIMIT,
@@ -121,7 +121,7 @@ class SendSettings:
     default: SendAction = setting(
         SendAction.ALLOW,
         "What happens to replies to which no rule applies: they are sent (`allow`), or only stored (`deny`). If "
-        "several rules apply, `deny` wins.",
+        "several rules apply to a reply, `deny` wins.",
         effect=SettingEffect.MESSAGE,
     )
     rules: Mapping[str, SendRuleSettings] = setting(

@@ -86,7 +86,7 @@ class SettingSection(Struct, frozen=True, kw_only=True):
 def build_settings_form(examined: ExaminedSettings, environment: Mapping[str, str]) -> list[SettingSection]:
     """Return all sections of the form, in the order of the reference page.
 
-    A table with a name that a person chose, such as a connector, has a section if it exists in the settings.
+    A table with a name that a person chose, such as `[connectors.NAME]`, has a section if the settings contain it.
     """
     return list(_FormBuilder(examined, environment).sections())
 
@@ -185,7 +185,7 @@ def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
 
 
 def _is_group(value: Any, hint: Any) -> bool:
-    """Whether a value has its own section in the form. A group that can be written as a single string has none."""
+    """Whether a value has its own section in the form. A group that can also be one string has no section."""
     if is_dataclass(value):
         return not hasattr(type(value), "SHORT") and not isinstance(value, SecretReference)
     held = typing.get_args(hint)[-1] if isinstance(value, Mapping) and typing.get_args(hint) else None

@@ -209,7 +209,10 @@ def reload_configuration(current: Configuration, environment: Mapping[str, str])
 
 
 def hash_settings_text(text: str) -> str:
-    """Return the hash of a settings text. A change must give this hash, so that it applies only to this text."""
+    """Return the hash of a settings file's text.
+
+    A request to change the file must contain this hash. It is refused if the file has a different text by then.
+    """
     return hashlib.sha256(text.encode()).hexdigest()
 
 

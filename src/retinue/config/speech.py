@@ -30,9 +30,9 @@ class SpeechCommand:
     command: tuple[str, ...] = setting(
         (),
         "Program and its arguments. `{input}` is replaced by the path of the file to read, `{output}` by the path of "
-        "the file to write. A text-to-speech program also has `{voice}`, `{speed}` and `{model}`, a summarizer "
-        "`{chars}` (maximum length). Without `{input}`, the input is on stdin. Without `{output}`, the server reads "
-        "stdout.",
+        "the file to write. For text-to-speech, `{voice}`, `{speed}` and `{model}` are also replaced. For a "
+        "summarizer, `{chars}` is replaced by the maximum length. Without `{input}`, the input is on stdin. Without "
+        "`{output}`, the server reads stdout.",
         effect=SettingEffect.MESSAGE,
         example="piper",
     )

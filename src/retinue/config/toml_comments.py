@@ -37,8 +37,8 @@ class CommentedDocument:
     def _comments_for_remaining(self, remaining: set[int]) -> list[str]:
         """Return the comment lines above each table; the last item is the comments at the end of the file.
 
-        The comment lines of a removed table are removed too. Lines above it that do not belong to it move to the next
-        table: the file header, and comments followed by a blank line.
+        The comment lines of a removed table are removed too. The file header, and comments followed by a blank line,
+        do not belong to the table below them: they move to the next table.
         """
         above: list[str] = []
         carried = ""

@@ -72,7 +72,7 @@ class ToolListSettings(ToolLists):
     capabilities_allow: tuple[str, ...] = setting(
         ("*",),
         "Permitted capabilities of tools, as globs such as `network.*`. A tool that has any other capability may not "
-        "be used. A tool without capabilities is not restricted.",
+        "be used. This setting does not restrict a tool without capabilities.",
         effect=SettingEffect.MESSAGE,
     )
     capabilities_deny: tuple[str, ...] = setting(

@@ -19,7 +19,7 @@ UNSUPPORTED_KEYS: Mapping[str, tuple[str, str]] = {
 
 
 def report_unsupported_key(key: str, path: KeyPath, faults: FaultCollector) -> bool:
-    """If the key is known but not supported, in any spelling, report it. Returns whether it was reported."""
+    """Report a key, in any spelling, that is known but not supported. Returns whether it was reported."""
     known = {_normalize_key(name): what for name, what in UNSUPPORTED_KEYS.items()}.get(_normalize_key(key))
     if known is None:
         return False

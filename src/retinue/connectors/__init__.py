@@ -1,1 +1,1 @@
-"""Connectors: the code that connects platforms such as Telegram, email and IRC."""
+"""Connectors: the code that connects the server to platforms such as Telegram, email and IRC."""

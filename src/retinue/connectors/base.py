@@ -219,7 +219,7 @@ def has_numbered_answers(connector: object | None) -> bool:
 
 
 class Connector(Protocol):
-    """Connects one platform. A connector knows the platform's API and delivery parts, and nothing about agents.
+    """Connects the server to one platform. Knows its API and delivery parts, and nothing about agents.
 
     It may also have the attributes `capabilities` and `attempts_max`, and the methods of
     `SupportsPreview`, `SupportsReactions`, `SupportsTyping`, `SupportsPressAnswers` and

@@ -31,7 +31,7 @@ EXTERNAL_RETRIES = 3
 
 
 class CrashPolicy(StrEnum):
-    """What the server does, when it starts again, with a run that a crash interrupted."""
+    """What the server does after a restart with a run that a crash interrupted."""
 
     RESUME = "resume"
     AT_MOST_ONCE = "at-most-once"
@@ -131,7 +131,7 @@ class SubagentRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRules:
-    """The heartbeat of an agent: how often the agent checks whether anything needs attention, and how.
+    """The heartbeat of an agent: how often and how the agent checks whether anything needs attention.
 
     An agent has a heartbeat if at least one of these values is set. Unset values are taken from
     `[defaults.heartbeat]`. If no agent has a heartbeat, the default agent gets one with the values

@@ -139,7 +139,7 @@ class AuditChainChecker:
     def __init__(self) -> None:
         self.link_count = 0
         self.chain_count = 0
-        self.announced_chains: set[str] = set()  # chains that the server chain announces
+        self.announced_chains: set[str] = set()  # chains whose start the server's chain records
         self.seen_chains: set[str] = set()
         self._chain: str | None = None
         self._position = 0
@@ -170,13 +170,13 @@ class AuditChainChecker:
     def finish(self) -> Iterator[AuditChainFlaw]:
         """Yield the inconsistencies that can be found only after the last entry.
 
-        The server's chain announces every other chain. A chain is therefore missing if it is announced
-        but has no entries, and unexpected if it has entries but is not announced.
+        The server's chain records the start of every other chain. A chain is therefore missing if its
+        start is recorded but it has no entries, and unexpected if it has entries but no recorded start.
         """
         for chain in sorted(self.announced_chains - self.seen_chains):
             yield AuditChainFlaw(chain, 1, "the whole chain is missing")
         for chain in sorted(self.seen_chains - self.announced_chains - {SERVER_CHAIN}):
-            yield AuditChainFlaw(chain, 1, "the server's chain does not announce it")
+            yield AuditChainFlaw(chain, 1, "the server's chain does not record its start")
 
 
 def check_chains(links: Iterable[AuditLink], anchors: Iterable[AuditAnchor] = ()) -> list[AuditChainFlaw]:

@@ -74,8 +74,8 @@ class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
 class ModelCallReservation(Struct, frozen=True, kw_only=True):
     """The reservation for a model call: the maximum number of output tokens, and the reserved amount.
 
-    `warnings` are messages to people. Each is about a budget whose spent amount the run's previous call
-    raised above the warning threshold.
+    `warnings` are messages to people. Each says that the run's previous call raised the spent amount of a
+    budget above the warning threshold.
     """
 
     output_tokens_max: int

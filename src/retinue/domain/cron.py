@@ -8,9 +8,9 @@ since Vixie cron works this way.
 
 Clock changes are handled here, the same way for five and six fields:
 
-- If neither the hour nor the minute begins with a star, the expression means times of day. For a time that the
+- If neither the hour nor the minute begins with a star, the expression specifies times of day. For a time that the
   clock skips, it fires right after the gap. For a time that the clock shows twice, it fires once, the first time.
-- If the hour or the minute begins with a star, the expression means an interval of elapsed time. It fires in both
+- If the hour or the minute begins with a star, the expression specifies an interval of elapsed time. It fires in both
   copies of a repeated hour, and does not fire for a skipped time.
 """
 
@@ -97,7 +97,7 @@ def _cron_iterator(fields: str, start: datetime) -> CronSim:
 
 
 def _wall_clock_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield the times of an expression that means times of day, converted to UTC.
+    """Yield the times of an expression that specifies times of day, converted to UTC.
 
     A later wall-clock time never converts to an earlier moment, so the results are in order.
     """
@@ -110,7 +110,7 @@ def _wall_clock_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator
 
 
 def _interval_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield the times of an expression that means an interval.
+    """Yield the times of an expression that specifies an interval.
 
     Each period between two clock changes is searched separately, because its UTC offset is constant.
     """

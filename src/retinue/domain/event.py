@@ -69,7 +69,7 @@ class NestedActivity(Struct, frozen=True, kw_only=True):
     """What a subagent or another agent is doing while a tool call waits for it. Clients show it below that call.
 
     `session` and `call` identify the waiting call. `text` is a piece of text, or the name of the called tool.
-    `offset` is the position of the piece; new text begins at 0.
+    `offset` is the position of the piece; a new text begins at offset 0.
     """
 
     session: SessionId

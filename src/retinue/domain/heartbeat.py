@@ -51,7 +51,7 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 class HeartbeatVisibility(Struct, frozen=True, kw_only=True):
     """Which heartbeat messages are shown.
 
-    None means that the value of the next more general level applies (see `Heartbeat.visibility_at`).
+    A field that is None has the value of the next more general level (see `Heartbeat.visibility_at`).
     """
 
     ok: bool | None = None  # acknowledgements: replies saying that nothing needs attention

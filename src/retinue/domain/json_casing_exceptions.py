@@ -1,4 +1,4 @@
-"""Names in JSON and texts that are not in snake_case, because a checklist line or another protocol fixes them.
+"""Names in JSON and texts that are not in snake_case, because a requirement or an external protocol prescribes them.
 
 All other JSON keys, error codes and event kinds are in snake_case. `tests/test_json_casing.py` fails for a name that is
 neither in snake_case nor in this list, and for an entry of the list that no file uses.
@@ -17,11 +17,11 @@ class Casing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSurface:
-    """The names that one interface fixes, such as a file format or a protocol.
+    """The names that one interface prescribes, such as a file format or a protocol.
 
-    `fixed_by` is the checklist line (such as A77, see CONTRIBUTING.md) or the protocol that fixes
-    the names. `files` are the files below `src/retinue` that write or read the names. An entry that
-    ends with `/` is a folder.
+    `fixed_by` is the requirement (such as A77, see "Checklist lines" in CONTRIBUTING.md) or the
+    protocol that prescribes the names. `files` are the files below `src/retinue` that write or read
+    the names. An entry that ends with `/` is a folder.
     """
 
     surface: str
@@ -180,7 +180,7 @@ FIXED_SURFACES: tuple[FixedSurface, ...] = (
 
 
 def is_fixed(name: str, file: str) -> bool:
-    """Whether this name is fixed in this file. The path of the file is relative to `src/retinue`."""
+    """Whether an interface prescribes this name in this file. The path of the file is relative to `src/retinue`."""
     return any(name in each.names and _belongs(file, each) for each in FIXED_SURFACES)
 
 

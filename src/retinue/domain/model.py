@@ -16,7 +16,7 @@ PRICE_UNIT_TOKENS = 1_000_000  # prices are per this many tokens
 
 
 class ModelRef(Struct, frozen=True):
-    """A model, by its provider and name: `anthropic/claude-opus-5-5`. A built-in model has no provider."""
+    """The provider and name of a model: `anthropic/claude-opus-5-5`. A built-in model has no provider."""
 
     provider: str
     model: str

@@ -196,7 +196,7 @@ class Journal(Protocol):
     async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
         """Store records without performing a tool call.
 
-        These are results of refused, unknown or pending calls, and replies with calls that no model requested.
+        These are results of calls that were not performed, and replies that no model of this server wrote.
         """
         ...
 

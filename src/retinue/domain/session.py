@@ -153,7 +153,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
 
 
 class SessionActivity(StrEnum):
-    """Whether a session has work to do. When the server starts, it loads only the active ones."""
+    """Whether a session has work to do. When the server starts, it loads only the active sessions."""
 
     ACTIVE = "active"
     SLEEPING = "sleeping"

@@ -142,7 +142,7 @@ def hook_key(id: str, *, name: str = "") -> SessionKey:
 
 
 def connector_names(key: str) -> tuple[str, ...]:
-    """Return the names that the connector in a session key can have: the account, then the platform.
+    """Return the possible names of the connector in a session key: the account, then the platform.
 
     The result is empty if the key has neither.
     """

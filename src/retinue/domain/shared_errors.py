@@ -122,7 +122,7 @@ class KeyInvalid(Invalid):
         super().__init__(
             "invalid idempotency key",
             because=f"it must have 1 to {chars_max} characters, without NUL or lone surrogates",
-            try_this="use a random key, and retry the request with the same key",
+            try_this="use a random key; if you retry the request, use the same key again",
         )
 
 

@@ -19,7 +19,7 @@ def unstorable_error(field: str) -> TextUnstorable:
 
 
 def make_storable(text: str) -> str:
-    """Replace characters that cannot be stored with U+FFFD. Use this if the sender cannot correct the text."""
+    """Substitute U+FFFD for each character that cannot be stored. Use this if the sender cannot correct the text."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 

@@ -41,8 +41,8 @@ def parse_time(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
 
     - `+1M2h`, `-30m`, `+ 1Y 6M`: relative to now. Units are `Y M D h m s`, and case matters. They may come in any
       order, each at most once: `+1h30h` is more likely a typo for `+1h30m` than 31 hours. Years, months and days move
-      the calendar date in `zone`, and a day that the month lacks becomes its last. Hours, minutes and seconds are
-      elapsed time, added afterwards.
+      the calendar date in `zone`. A day that the new month does not have becomes the last day of that month. Hours,
+      minutes and seconds are elapsed time, added afterwards.
     - `2026-01-28T20:30:00Z`, or with an offset such as `+08:00`.
     - `2026-01-28 20:30`, seconds and fractions optional: wall-clock time in `zone`. A time that the clock skips moves
       forward by the gap. A time that occurs twice means the first occurrence.

@@ -79,7 +79,7 @@ class SessionKeyPlatformReserved(Invalid):
     def __init__(self, platform: str) -> None:
         super().__init__(
             f"a connector cannot be named '{platform}'",
-            because="session keys contain the name of the connector, and use this name for a kind of session",
+            because="in session keys, which contain the connector's name, this name already means a kind of session",
             try_this="give the connector another name",
         )
 
@@ -237,7 +237,7 @@ class HeartbeatTaskIdInvalid(Invalid):
     def __init__(self, text: str, *, chars_max: int) -> None:
         super().__init__(
             f"invalid id for a heartbeat task: {shorten_value(text, chars_max=chars_max)}",
-            because=f"the id is used as a file name: at most {chars_max} letters, digits, `.`, `_` and `-`",
+            because=f"the id is used as a file name, so it has at most {chars_max} letters, digits, `.`, `_` and `-`",
             try_this="choose an id such as check-inbox",
         )
 
@@ -254,7 +254,7 @@ class SessionNameInvalid(Invalid):
         super().__init__(
             f"invalid name for a session: {shorten_value(name, chars_max=chars_max)}",
             because=f"a name is one line of 1 to {chars_max} visible characters",
-            try_this="choose another name, or set null to remove the name",
+            try_this="choose another name, or set the name to null to remove it",
         )
 
 

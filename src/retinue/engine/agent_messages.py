@@ -1,4 +1,6 @@
-"""Sends agent messages between sessions: finds the recipient, and the lineage of the run that a message starts.
+"""Sends agent messages between sessions.
+
+Finds the recipient, and the lineage (the chain of delegations) of the run that a message starts.
 
 An agent message is an envelope of kind `system`. It may start a run, whose answer goes to the
 person of the receiving session. The sending agent gets no answer.
@@ -163,8 +165,8 @@ def _find_named(
 ) -> Session | None:
     """Find the recipient that the message names.
 
-    If the message names an agent, return that agent's session for messages from the current
-    session.
+    If the message names an agent, the recipient is the session in which that agent gets messages
+    from the current session.
     """
     name = message.recipient.removeprefix("agent:")
     target = agents.find(tx.conn, name)
@@ -196,9 +198,9 @@ def _find_named(
 
 
 def ensure_agent_session(tx: Transaction, id_: EnvelopeId, current: Session, target: Agent) -> Session:
-    """Return the target agent's latest session for messages from the session `current`, or start one.
+    """Return the latest session in which the target agent gets messages from the session `current`, or start one.
 
-    Messages from other sessions to the same agent go to other sessions.
+    An agent has a separate session for each session that sends it messages.
     """
     origin = Origin(OriginKind.AGENT, str(address.agent_address(current.agent, current.id)))
     found = sessions.get_latest_by_origin(tx.conn, target.name, origin)

@@ -53,7 +53,7 @@ def answer_by_command(
 
 
 class NumberedAnswer(Struct, frozen=True):
-    """What a number in a person's message answers: the open approvals, and the option that the person chose.
+    """The open approvals that a number in a person's message may answer, and the option that the person chose.
 
     `option` is None if several approvals are open, because the number is then ambiguous.
     """

@@ -80,7 +80,7 @@ def suspend_run(
 ) -> tuple[bool, tuple[Wake, ...]]:
     """Suspend a run in one commit and, if calls need an approval, ask a person.
 
-    Returns whether due envelopes already need the lane, and the wake-ups.
+    Returns whether the lane is already needed for due envelopes, and the wake-ups.
     """
     tx = Transaction(conn, now_ms)
     append = RecordAppender(claim.session, tx, claim.run)
@@ -289,7 +289,7 @@ def _can_decide(tx: Transaction, person: Address) -> bool:
 
 
 def _only_owner_wrote(tx: Transaction, session: Session) -> bool:
-    """Return whether only the owner has written in this channel, according to its newest records."""
+    """Return whether only the owner has written in this channel, judging by the session's newest records."""
     first = max(1, session.record_seq - RECORDS_READ_MAX)
     found, damaged = records.read_range(tx.conn, session.id, first=first, last=session.record_seq)
     people_said = {record.trust for record in found if record.kind is RecordKind.USER} - {Trust.AGENT, Trust.PRIVATE}

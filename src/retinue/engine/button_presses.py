@@ -155,7 +155,7 @@ def _answer_questionnaire(
 ) -> PressResult:
     """Answer a questionnaire with a button press. Only a questionnaire with one question has buttons.
 
-    The agent's answer goes to the same channel.
+    The agent then replies in the channel of the question.
     """
     check_answerable(questionnaire, press.principal, from_ms(tx.at_ms))
     field = questionnaire.fields[0]

@@ -224,7 +224,7 @@ def _session_not_found(target: Agent, session: str) -> SessionNotFound:
 
 
 def _in_same_workspace(tx: Transaction, request: DelegationRequest, run: Run) -> DelegationRequest:
-    """Return the delegation request. A subagent gets the workspace that the delegating run requested, if any."""
+    """Return the delegation request. If a workspace was requested for the delegating run, its subagents get it too."""
     if request.kind not in SUBAGENT_DELEGATIONS:
         return request
     held = (envelopes.get(tx.conn, id_) for id_ in run.envelopes)
@@ -257,8 +257,8 @@ def _build_request_envelope(
 def _status_of_repeated_call(tx: Transaction, delegation: Delegation) -> tuple[DelegationStatus, tuple[Wake, ...]]:
     """Return the status of a delegation for a repeated call.
 
-    If the first answer to `sessions_send` has arrived, the exchange between the sessions also
-    starts.
+    If the first answer to `sessions_send` has arrived, this also starts the exchange between the
+    sessions.
     """
     status = _status(tx, delegation)
     goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
@@ -279,8 +279,8 @@ def _request_context(request: DelegationRequest) -> EnvelopeContext:
 def _status(tx: Transaction, delegation: Delegation) -> DelegationStatus:
     """Return the status of a delegation.
 
-    If the result has arrived, its envelope is settled, because the call returns it. An expired wait
-    is ended.
+    If the result has arrived, its envelope is settled, because the call returns the result. A wait
+    that has reached its time limit is ended.
     """
     is_started = delegation.kind in SUBAGENT_DELEGATIONS and delegation.started_at is not None
     if is_started or delegation.kind is DelegationKind.BACKGROUND:

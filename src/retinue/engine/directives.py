@@ -37,7 +37,7 @@ _WHEN_BUSY = {
 def apply_directives(
     draft: EnvelopeDraft, commands: ParsedCommands, agent: Agent | None, available: AvailableOptions
 ) -> EnvelopeDraft:
-    """Return the message without its directives, and with the run request that the directives set."""
+    """Return the message without its directives, and with the options that they request for its run."""
     context = draft.context
     taken: list[SlashCommand] = []
     for command in commands.commands:

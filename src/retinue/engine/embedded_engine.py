@@ -733,7 +733,7 @@ def find_due_work(conn: sa.Connection, *, since_ms: int, now_ms: int, include_ac
 def settle_overdue(conn: sa.Connection, *, now_ms: int, approval_settings: ApprovalSettings) -> tuple[Wake, ...]:
     """Settle expired envelopes and approvals, up to a limit per commit, and notify their senders.
 
-    Also delivers scheduled envelopes for people that are due, and escalates approvals.
+    Also delivers due scheduled envelopes to people, and escalates approvals.
     """
     tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []

@@ -99,7 +99,7 @@ def _is_private_with_owner(conn: sa.Connection, session: Session) -> bool:
 
 
 class HeartbeatReply(Struct, frozen=True):
-    """The reply that a heartbeat run sends (None: it sends none), and the reason, which is stored."""
+    """The reply that a heartbeat run sends, or None, and the stored reason why it is sent or not."""
 
     answer: EnvelopeDraft | None
     because: str = ""
@@ -119,10 +119,10 @@ def find_heartbeat_schedule(conn: sa.Connection, run: Run, envelopes_held: Seque
 def build_heartbeat_reply(
     tx: Transaction, run: Run, schedule: Schedule, answer: EnvelopeDraft | None, *, text: str, remarks: Sequence[str]
 ) -> HeartbeatReply:
-    """Return the reply that a heartbeat run sends, and the reason.
+    """Return the reply that a heartbeat run sends, if any, and the reason why it is sent or not.
 
-    An acknowledgement is not sent, unless the recipient wants it. A reply is not repeated within a day. A recipient
-    that the run has already written to gets no second message.
+    A reply that nothing needs attention is sent only if the recipient wants it. A reply is not repeated within a day.
+    A recipient that the run has already written to gets no second message.
     """
     beat = schedule.heartbeat or Heartbeat()
     if answer is not None and not schedule.deliver and schedule.place is not ScheduleSession.MAIN:

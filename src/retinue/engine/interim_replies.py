@@ -53,7 +53,7 @@ def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[P
 
 
 def flush_held_reply(tx: Transaction, claim: ClaimedRun) -> tuple[Wake, ...]:
-    """Send the reply that block mode is still holding back, because the answer or a question follows it."""
+    """Send the reply that block mode is still holding back, before the answer or a question is sent."""
     if (
         claim.reply_delivery is None
         or claim.reply_delivery.stream is not StreamMode.BLOCKS

@@ -124,7 +124,7 @@ class RunJournal:
 
     @property
     def pending_writes(self) -> Sequence[PendingWrite]:
-        """The results and unused steps that the run's last commit must write."""
+        """The results that the run's last commit must write, and the model steps that were opened but not used."""
         # Model steps that were opened and not used: a summary started before a crash, or a reply that did not
         # fit.
         left = [AbandonedStep(step) for step in self._open_steps.values() if step.kind is StepKind.MODEL]
@@ -258,9 +258,9 @@ class RunJournal:
         return result
 
     def _pending_s_left(self) -> float:
-        """Return how many more seconds the results that are not stored yet may wait.
+        """Return in how many seconds the results that are not stored yet must be stored.
 
-        If the wall clock was set back, they may not wait any longer.
+        Returns 0 if the wall clock was set back.
         """
         if not self._pending:
             return PENDING_S_MAX
@@ -475,7 +475,7 @@ def write_step(
 def _charge_with_joined(charge: CallCharge | None, joined: Sequence[Record]) -> CallCharge | None:
     """Return the charge of a model call, with the size of the joined records added to its input.
 
-    The cost of the call is reserved for this input.
+    The cost to reserve for the call is computed from this input.
     """
     if charge is None or not joined:
         return charge

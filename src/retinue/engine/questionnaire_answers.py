@@ -45,7 +45,7 @@ def submit_answers(
 ) -> tuple[EnvelopeId, tuple[Wake, ...]]:
     """Store the answers and send them to the agent in one commit. If an answer is invalid, nothing changes.
 
-    `sender` is the channel in which the person answered. The agent's answer goes to this channel.
+    `sender` is the channel in which the person answered. The agent replies in this channel.
     """
     if wrong := find_invalid_answers(questionnaire.fields, answers):
         raise QuestionnaireAnswersInvalid(wrong)
@@ -69,7 +69,7 @@ def submit_answers(
 
 
 def _check_recipient_exists(tx: Transaction, questionnaire: Questionnaire) -> None:
-    """Raise an error if the session was deleted. Otherwise the answers would create the session again."""
+    """Raise an error if the session or agent was deleted. Answers to a deleted session would create it again."""
     session = sessions.get(tx.conn, questionnaire.session)
     if session is None or session.deleted_at is not None or agents.find(tx.conn, questionnaire.agent) is None:
         raise QuestionnaireRecipientGone

@@ -54,8 +54,8 @@ def cancel_runs(
     """Cancel the open runs of a session and of all sessions that it started, directly or indirectly.
 
     Scheduled envelopes are not cancelled. With `only_for_newer`, nothing happens unless a newer
-    envelope is due (queue mode `interrupt`). With `reset`, the context is also reset, and the new
-    context starts with that text.
+    envelope is due (queue mode `interrupt`). With `reset`, the context is also reset, and `reset` is
+    the first text of the new context.
     """
     tx = Transaction(conn, now_ms)
     if only_for_newer and not _is_newer_due(tx, session_id):

@@ -278,8 +278,8 @@ def _effective_lineage(tx: Transaction, session: Session, first: Envelope, run_i
 def _inherited_lineage(tx: Transaction, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
     """Return the lineage of the run that caused this run, or None.
 
-    The causing run delegated the work, or did work that this session had delegated. Its limits
-    apply to this run too.
+    That run delegated this work, or did work that this session had delegated. The limits of that
+    run apply to this run too.
     """
     if first.context.lineage is not None:
         return first.context.lineage
@@ -441,7 +441,7 @@ def _set_wakefulness(tx: Transaction, session: Session, wakefulness: SessionActi
 def _resume_interrupted(
     tx: Transaction, session: Session, agent: Agent, run: Run, *, crashed: bool
 ) -> ClaimedRun | NothingClaimed:
-    """Resume a run whose worker was lost, after its last closed step. Close the run if it must not be retried."""
+    """Resume a run that lost its worker, from its last closed step on. Close the run if it must not be retried."""
     is_job = session.origin.kind is OriginKind.BACKGROUND  # a background job is never started twice
     if agent.crash_policy is CrashPolicy.AT_MOST_ONCE or is_job:
         what = "The server stopped" if crashed else "The store failed"
@@ -532,7 +532,7 @@ def _resume(
 
 
 def _stored_calls(conn: sa.Connection, held: tuple[Envelope, ...]) -> tuple[tuple[Call, ...], tuple[Approval, ...]]:
-    """Return the calls that a late decision allowed, which the run performs first, and their approval."""
+    """Return the calls that a person allowed too late for another run, and their approval. This run performs them."""
     for envelope in held:
         if envelope.kind is EnvelopeKind.DECISION:
             approval = approvals.get(conn, envelope.context.approval)

@@ -227,7 +227,7 @@ def _build_answer(
 
 
 def _lineage_context(claim: ClaimedRun, to: address.Address) -> EnvelopeContext:
-    """Return a context with the run's lineage if the recipient is an agent, because its run continues the work."""
+    """Return a context with the run's lineage if the recipient is an agent, whose run then continues the work."""
     if claim.run.lineage is None or to.kind is not address.AddressKind.AGENT:
         return NO_CONTEXT
     return EnvelopeContext(lineage=claim.run.lineage)
@@ -274,7 +274,7 @@ def _end_delegation(tx: Transaction, envelope: Envelope, answer: EnvelopeDraft |
 def _scheduled_answer(
     tx: Transaction, claim: ClaimedRun, answer: EnvelopeDraft | None, result: RunAnswer
 ) -> tuple[EnvelopeDraft | None, str]:
-    """Return the answer that a scheduled run sends, and the reason.
+    """Return the answer that a scheduled run sends, if any, and the reason why it is sent or not, if known.
 
     A recipient that the run has already written to gets no second message.
     """

@@ -100,7 +100,7 @@ def next_envelope(tx: Transaction, claim: ClaimedRun, result: RunAnswer) -> Enve
 def build_report_request(
     tx: Transaction, delegation: Delegation, last_reply: str, *, trust: Trust
 ) -> EnvelopeDraft | None:
-    """Return the request to report the exchange to the person of the recipient's session, if there is one.
+    """Return the request to report the exchange to the person of the recipient's session, or None if it has no person.
 
     Each exchange has only one request, even if the call that took the answer is repeated.
     """

@@ -1,4 +1,4 @@
-"""Executes slash commands that change a session's settings: model, effort, display options, sending and queue."""
+"""Executes slash commands that change session settings: model, effort, display options, message sending and queue."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class AvailableOptions(Protocol):
 
 
 class NoAvailableOptions:
-    """The default `AvailableOptions`, with which sessions can choose nothing."""
+    """The default `AvailableOptions`, which offers no choice."""
 
     def list_models(self, agent: Agent, options: SessionOptions) -> Sequence[str]:
         return [agent.model or "the default model"]

@@ -447,7 +447,7 @@ def _execute_command(command: SlashCommand, command_context: _CommandContext) ->
 def _execute_new(command: SlashCommand, command_context: _CommandContext) -> _CommandReply:
     """Execute /new: reset the context. The first word may name a model, and the rest starts a run.
 
-    If there is no text, the agent greets the person if the settings say so.
+    Without text, the agent greets the person, if the settings enable the greeting.
     """
     tx, draft, session = command_context.tx, command_context.draft, command_context.session
     done = _CommandReply(

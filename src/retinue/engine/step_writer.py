@@ -219,7 +219,7 @@ def _write_failed_call(appender: RecordAppender, failed: FailedModelCall) -> Non
 def budget_warnings(appender: RecordAppender, pending: Sequence[PendingWrite]) -> tuple[str, ...]:
     """Return warnings for budgets that the last call of the run has nearly exhausted.
 
-    Warnings for earlier calls were returned with the reservation of the next call.
+    Warnings for an earlier call were returned when the cost of the call after it was reserved.
     """
     paid = next((each.charge for each in reversed(pending) if isinstance(each, StepResult) and each.charge), None)
     if paid is None or not paid.terms.limits.has_any:

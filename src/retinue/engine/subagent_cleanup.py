@@ -1,7 +1,7 @@
 """Archives or deletes the session of a finished subagent.
 
-The session is cleaned up only after the delegating session has read the result, and while nothing in it is running or
-due.
+The session is cleaned up only after the delegating session has read the result, and only while nothing in it is running
+or due.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class TranscriptCache:
         """Return the context of a session up to its last record, and remove it from the cache.
 
         `new_records` are records that the caller has just appended. They are added to a cached
-        context, so that the store is read only if no context is cached.
+        context, so that the store need not be read.
         """
         kept = self._transcripts.pop(session.id, None)
         if kept is not None:
@@ -130,7 +130,7 @@ class TranscriptCache:
 
 
 def _read_transcript(conn: sa.Connection, session: Session) -> tuple[CachedTranscript, Sequence[records.DamagedRecord]]:
-    """Read the context from the store and count its size. Counting right after reading takes half the time."""
+    """Read the context from the store and count its size. Counting right after reading takes half as long."""
     found, damage = records.read_range(conn, session.id, first=session.context_start_seq, last=session.record_seq)
     transcript = CachedTranscript(session.id, session.context_start_seq, context_from_records(found))
     transcript.update_size()

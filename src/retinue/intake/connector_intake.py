@@ -241,7 +241,7 @@ class ConnectorIntake:
         return await self._post_to_agents(connector, whole, admission, text, original=there)
 
     async def _transcribe_voice(self, connector: str, incoming: InboundMessage) -> list[str]:
-        """Return transcripts of the voice messages. If a transcription fails, the message is accepted without it."""
+        """Return transcripts of the voice messages. If one fails, the message is accepted without that transcript."""
         transcripts: list[str] = []
         for file in incoming.attachments[:ATTACHMENTS_MAX]:
             try:

@@ -170,7 +170,7 @@ class CallbackIdInvalid(Invalid):
         super().__init__(
             "invalid message id in a callback",
             because=f"{header} must have 1 to {chars_max} printable ASCII characters",
-            try_this="use a random id, and retry the request with the same id",
+            try_this="use a random id; if you retry the request, use the same id again",
         )
 
 

@@ -1,7 +1,7 @@
 """Merges messages that one sender writes in quick succession into one envelope.
 
-The messages are confirmed only after the envelope is stored. So the caller that passed the first
-message waits until the sender pauses or a limit below is reached.
+The messages are confirmed only after the envelope is stored. The caller that passed the first message
+therefore waits until the sender pauses or a limit is reached.
 """
 
 from __future__ import annotations

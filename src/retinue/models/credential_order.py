@@ -53,7 +53,7 @@ def collect_credentials(
 
 
 def is_discovered(id_: str) -> bool:
-    """Whether the id belongs to a credential from the environment or the settings. Added credentials cannot use it."""
+    """Whether a credential with this id is from the environment or the settings. No added credential has such an id."""
     _, _, name = id_.partition(":")
     return name in (SETTINGS, ENVIRONMENT) or name.startswith(f"{ENVIRONMENT}-")
 

@@ -32,7 +32,7 @@ EncodePlainRecords = Callable[[Sequence[TextRecord]], Sequence[bytes]]
 class EncodedContextCache:
     """Cache of conversations that are already encoded for a provider.
 
-    Each record is encoded once, so the cost of a turn does not grow with the history. The cache key
+    Each record is encoded once, so a turn does not take longer as the history grows. The cache key
     is the session and everything else that affects the encoding: provider, format and options.
 
     The cache is limited in bytes, and evicts the least recently used entry first. Entries exist

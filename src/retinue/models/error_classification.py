@@ -1,8 +1,8 @@
 """Classifies a provider's error: by the HTTP status, then the error codes in its body, then its message.
 
 Messages change and mislead: "too many tokens" is a rate limit with one provider and a context
-overflow with another. A message therefore counts only if the codes did not decide. Its beginning
-is searched for fixed phrases.
+overflow with another. The message therefore counts only if the codes did not decide. Only the
+beginning of the message is searched, for fixed phrases.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ class ModelConnectionFailed(ModelFailed):
     def __init__(self, provider: str, *, because: str, try_this: str, begun: bool, may_be_charged: bool) -> None:
         super().__init__(
             f"the connection to {provider} failed",
-            because=f"in the middle of its reply: {because}" if begun else because,
+            because=f"{because} (after the reply had begun)" if begun else because,
             try_this=try_this,
             failure=ModelFailureKind.CONNECTION,
             may_be_charged=may_be_charged,
@@ -530,7 +530,7 @@ class GuideAskedToFail(ModelFailed):
 
 
 class LocalModelUnusable(ModelFailed):
-    """The local model cannot be started: a package, its weights or its runtime are missing."""
+    """The local model cannot be started, because its weights or its runtime are missing."""
 
     code = "model.local_unusable"
 

@@ -323,7 +323,7 @@ class FallbackPlan:
     def _list_credentials(self, ref: ModelRef, now: datetime) -> Sequence[Credential | None]:
         """Return the credentials with which a model may still be called, in order.
 
-        An item None means a call without a credential.
+        None in the list stands for a call without a credential.
         """
         if ref in self._excluded_models or ref.provider in self._missing_keys:
             return ()
@@ -372,9 +372,9 @@ class FallbackPlan:
         return [each for each in self._credentials[ref.provider] if chosen in (None, each.id)]
 
     def _find_next_available(self, now: datetime) -> _NextAvailable | None:
-        """Return the model whose credential is the first to leave its cooldown, and when. None if there is none.
+        """Return the model whose credential is the first to leave its cooldown, with the time.
 
-        Rejected keys do not count, because waiting does not make them valid.
+        None if there is no such credential. Rejected keys do not count, because waiting does not make them valid.
         """
         held = [
             _NextAvailable(cooling.until, str(ref), (cooling.until - now).total_seconds())

@@ -22,7 +22,7 @@ class FallbackKind(StrEnum):
 
 
 class ModelCandidate(Struct, frozen=True, kw_only=True):
-    """The model and credential to call, the delay before it, and the reason for the choice."""
+    """The model to call and its credential, the delay before the call, and the reason for the choice."""
 
     ref: ModelRef
     credential: Credential | None

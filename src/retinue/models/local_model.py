@@ -60,7 +60,7 @@ class LocalModel:
     """Gets replies from the process of a local model.
 
     The process generates one reply at a time, and other requests wait in order. While the process
-    loads the model, the request that waits for it gets the progress as thinking. A process that has
+    loads the model, the current request gets the progress as thinking chunks. A process that has
     died is started again.
     """
 

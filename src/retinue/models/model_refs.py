@@ -18,7 +18,8 @@ _CREDENTIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[A-Za-z0-9._@+-]+)?")
 def parse_model_ref(text: str) -> tuple[str, str]:
     """Split a model reference into provider and model, at the first slash.
 
-    Without a slash the provider is empty. A reference with an empty part is invalid.
+    Without a slash, the whole text is the model and the provider is "". With a slash, neither
+    part may be empty.
     """
     name = text.strip()
     if wrong := check_model_reference(name):

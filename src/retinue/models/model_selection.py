@@ -229,7 +229,7 @@ class ModelSelector(ModelCatalog):
         ]
 
     def parse_selection(self, text: str) -> ModelSelection:
-        """Parse a person's choice of a model: REF, an alias, a number of the list, REF@CREDENTIAL, or `default`."""
+        """Parse a person's choice of a model: REF, an alias, a number from the list, REF@CREDENTIAL, or `default`."""
         choice = text.strip()
         if choice.casefold() == DEFAULT:
             return ModelSelection()
@@ -245,8 +245,8 @@ class ModelSelector(ModelCatalog):
         """Return the model that a word in a message refers to, if it is unambiguous.
 
         The word may be a reference, an alias or the name of an offered model. It may also be a part
-        of a name that only one offered model has. A number never matches. Names of built-in models
-        are ordinary words, so they match only if `alone` is true: the message has no other word.
+        of a name, if no other offered model has this part. A number never matches. Names of
+        built-in models are ordinary words, so they match only if the word is `alone` in its message.
         """
         hint = word.casefold()
         offered = [ref for ref in self._list_offered() if ref.provider or alone]

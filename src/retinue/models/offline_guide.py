@@ -117,7 +117,7 @@ def _build_scripts(record: Record, prompt: ModelPrompt) -> Iterator[GuideScript]
 def describe_result(result: ToolResult) -> str:
     """Describe the result of a tool call as text.
 
-    The text makes clear whether the call is waiting, was refused or was interrupted, so that it does not look done.
+    If the call is waiting, was refused or was interrupted, the text says so, so that the call does not look done.
     """
     tool, output = f"`{result.tool}`", result.output.strip()
     if not result.failed:
@@ -144,7 +144,10 @@ _GREETING_PREFIX = re.compile(r"(?:" + _GREETING.replace(" ", r"\s+") + r"\b[\s,
 
 
 def split_envelope_texts(turn: str) -> list[str]:
-    """Return the text of each envelope in a turn, oldest first. Text in another format is returned as one item."""
+    """Return the text of each envelope in a turn, oldest first.
+
+    A turn that is not in the format of the server is returned as one item.
+    """
     head, *blocks = _TURN_SEPARATOR.split(turn)
     bodies = [block.strip("\n").partition("\n\n")[2] for block in blocks[:-1]]
     found = [body for body in bodies if body and head.startswith("## Turn Context")] or [turn]

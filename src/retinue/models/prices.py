@@ -86,7 +86,7 @@ def _load_snapshot() -> None:
 def _iterate_applicable(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
     """Yield the prices of a model on one day.
 
-    If they differ by the hour, yield all, because a call may come at any time.
+    If they depend on the hour of the day, yield all, because a call may come at any time.
     """
     from genai_prices.types import TimeOfDateConstraint
 

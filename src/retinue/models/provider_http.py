@@ -259,7 +259,7 @@ class HttpModel:
 
 
 def _read_events(reader: ReplyReader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[ReplyChunk]:
-    """Yield the reply chunks in one piece of a stream.
+    """Yield the reply chunks that one received piece of a stream contains.
 
     Adjacent text is merged: each chunk costs work downstream, and a fast provider sends dozens at once.
     """

@@ -1,8 +1,8 @@
 """Models that their providers have retired or will retire, with the day and the replacement.
 
 The data comes from the providers' deprecation lists, as of `providers.MODELS_KNOWN_ON`. A replacement is the model that
-the provider names, or the newest of the same line if that model is retired or old. Only the base names are listed:
-dated snapshots (`gpt-5-mini-2025-08-07`, `grok-4-0709`) retire with their model.
+the provider names. If that model is itself retired or old, the replacement is the newest of its series. Only the base
+names are listed: dated snapshots (`gpt-5-mini-2025-08-07`, `grok-4-0709`) retire with their model.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _super_calls(constructor: ast.FunctionDef) -> list[ast.Call]:
 
 
 def _passes_sentence(constructor: ast.FunctionDef) -> bool:
-    """Return whether the caller of the constructor passes the sentence itself."""
+    """Return whether the constructor takes the error's sentence as an argument."""
     parameters = constructor.args.args[1:2]
     return bool(parameters) and parameters[0].arg == "sentence"
 

@@ -128,7 +128,7 @@ def _settings_secrets(value: Any, path: str) -> Iterator[tuple[str, SecretRefere
 
 
 def _provider_header_secrets(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the values of provider headers that have a secret name but are written in the settings as plain text."""
+    """Yield each provider header value that is written as plain text, if the header's name suggests a secret."""
     for provider, each in settings.providers.items():
         for name, value in each.headers.items():
             if isinstance(value, str) and SECRET_NAME.fullmatch(name):
@@ -160,7 +160,7 @@ def _connector_secrets(settings: Settings) -> Iterator[tuple[str, SecretReferenc
 def _variable_secrets(settings: Settings) -> Iterator[tuple[str, VariableValue]]:
     """Yield the secret environment variables and headers of MCP servers and skill commands.
 
-    A value is secret if it comes from outside the settings file, or if it has a secret name.
+    A value is secret if it comes from outside the settings file, or if its name suggests a secret.
     """
     handed = {
         **{f"mcp.{name}.env": each.env for name, each in settings.mcp.items()},

@@ -136,7 +136,7 @@ def _first_model(services: Services, agent: Agent, session: Session | None) -> s
 
 
 def _untrusted_note(services: Services, session: Session | None) -> Record:
-    """Return an empty untrusted record, which makes the context of a direct call untrusted.
+    """Return an empty record marked as untrusted. It makes the context of a direct call untrusted.
 
     When an agent makes a direct call, the server cannot know what the agent has read before.
     """

@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(SplitInputs).decode
 
 
 class PartSent(Struct, frozen=True):
-    """Result of sending a part. As the result of a complete attempt, it is that of the last part."""
+    """Result of sending a part. The result of a complete attempt is the result of its last part."""
 
     receipt: str  # the platform's proof that it accepted the part
     part: int = 0
@@ -129,8 +129,8 @@ def open_attempt(
     """Open the next delivery attempt in a channel. No other attempt may be in progress there.
 
     Set `look` if an earlier attempt may have been left open, or may be waiting for a retry. `rested`
-    is the id of an envelope whose waiting time has passed by the monotonic clock. It is sent even if
-    the wall clock has been set back in the meantime.
+    is the id of an envelope whose waiting time is over according to the monotonic clock. It is sent
+    even if the wall clock has been set back in the meantime.
     """
     tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []
@@ -215,7 +215,7 @@ def _get_access_refusal(tx: Transaction, envelope: Envelope, rules: DeliveryRule
 def _get_send_refusal(tx: Transaction, envelope: Envelope, sending: SendSettings) -> str:
     """Return why a message from an agent must not be sent, or an empty string.
 
-    The server's own messages are always sent: answers to commands, questions and notices.
+    The server's own messages are always sent: questions, notices and answers to commands.
     """
     if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.sender.session is None:
         return ""

@@ -45,7 +45,7 @@ class DelegationNotRetryable(Conflict):
 
 
 class AlreadyRetried(Conflict):
-    """A retry of the dead letter is pending, or is done and not itself a dead letter."""
+    """The dead letter was already retried, and the retry is not a dead letter."""
 
     code = "dead.already_retried"
 

@@ -95,7 +95,7 @@ def _find_delivery(conn: sa.Connection, *, envelope: Envelope) -> _ExternalDeliv
 
 
 def get_external_session_id(conn: sa.Connection, session: SessionId) -> str:
-    """Return the session id that the external agent uses: a key assigned to the session, or else its own id."""
+    """Return the session id that the external agent uses: a key assigned to the session, or else the session's id."""
     return external_keys.get_key(conn, session) or session
 
 

@@ -67,7 +67,7 @@ class PluginSection(Struct, frozen=True, kw_only=True):
 class PluginRegistrar(Protocol):
     """Registers the parts of a plugin while the plugin is loaded.
 
-    If another part of the same kind already has the name, the plugin is not loaded.
+    If a part of the same kind and name already exists, the plugin is not loaded.
     """
 
     def tool(self, tool: Any) -> None: ...

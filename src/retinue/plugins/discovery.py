@@ -68,9 +68,9 @@ def installed_entry_points() -> Iterable[EntryPoint]:
 
 
 def list_packages(find_entry_points: FindEntryPoints) -> dict[str, PluginPackage]:
-    """Return the installed plugins by id. None of them is imported.
+    """Return the installed plugins by id, without importing any of them.
 
-    Only plugins that the settings enable are imported.
+    Later, only plugins that the settings enable are imported.
     """
     found: dict[str, list[EntryPoint]] = {}
     for entry in find_entry_points():
@@ -186,7 +186,7 @@ def _field_names(kind: type[Any]) -> Sequence[str]:
 
 
 def _with_raw_secrets(value: Any) -> Any:
-    """Return settings in which each reference to a secret is again the table from the settings file.
+    """Return the settings with each secret reference converted back to its table in the settings file.
 
     A field of the type `Secret` in the plugin's settings is converted from this table.
     """

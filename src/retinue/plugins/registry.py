@@ -73,7 +73,7 @@ class PluginRegistry:
     def __init__(self, *, is_taken: IsNameTaken = lambda _kind, _name: False) -> None:
         """Create an empty registry.
 
-        `is_taken` returns whether a built-in part outside this registry has a name.
+        `is_taken` returns whether a built-in part outside this registry has the given name.
         """
         self._entries: dict[tuple[EntryKind, str], RegistryEntry] = {}
         self._is_taken = is_taken
@@ -213,7 +213,7 @@ class PendingEntries:
         self._add(EntryKind.TOOL, spec.name, held(tool, source=self._source, registrar=self))
 
     def operation(self, operation: Operation) -> None:
-        """Register an operation. Its noun is the plugin's name, so that it cannot hide other operations."""
+        """Register an operation. It must be named PLUGIN.VERB, so that it cannot hide other operations."""
         if not isinstance(operation, Operation) or not _OPERATION_NAME.fullmatch(operation.name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PluginEntryInvalid("operation", because="it must be an Operation named NOUN.VERB")
         if self._source != BUILT_IN_SOURCE and operation.name.partition(".")[0] != self._owner:

@@ -39,7 +39,7 @@ _AGENT_KINDS = frozenset({EnvelopeKind.MESSAGE, EnvelopeKind.ANSWER, EnvelopeKin
 class ReplyTags(Struct, frozen=True):
     """An agent's text without its reply tags, and the message to quote according to these tags.
 
-    `reply_to` is the id of the message to quote, `current`, or empty for none.
+    `reply_to` is a message id, `current` for the message being answered, or empty to quote nothing.
     """
 
     text: str

@@ -91,7 +91,7 @@ def parse_speech_tags(text: str) -> SpeechTags:
 
 
 def _parse_overrides(inside: str) -> dict[str, str] | None:
-    """Return the settings that a speech tag overrides, if any. Returns None if the text is not a speech tag."""
+    """Parse the text inside `[[tts` and `]]`: return the settings that it overrides, or None if it is not valid."""
     if not inside:
         return {}
     key, equals, value = inside.removeprefix(":").partition("=")
@@ -163,9 +163,9 @@ def to_spoken_text(text: str) -> str:
 
 
 def shorten_speech(text: str, chars_max: int) -> str:
-    """Return the first `chars_max` characters of the text.
+    """Cut the text to `chars_max` characters.
 
-    If a sentence ends in the second half of these, the text is cut after the last such sentence.
+    If sentences end in the second half of what remains, the text is cut after the last of them.
     """
     if len(text) <= chars_max:
         return text

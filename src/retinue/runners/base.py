@@ -83,7 +83,10 @@ class RunAnswer(Struct, frozen=True, kw_only=True):
 
 
 def is_silent(body: RecordBody) -> bool:
-    """Whether a record is a final reply in which the agent chose to say nothing: stored, but not sent or read again."""
+    """Whether a record is a final reply in which the agent chose to say nothing.
+
+    Such a reply is stored, but it is not sent and not part of the context.
+    """
     return isinstance(body, Reply) and not body.calls and body.text.strip() in SILENT_TOKENS
 
 
@@ -91,7 +94,7 @@ class Suspended(Exception):
     """Raised to suspend a run until a person decides or delegated work is done. It is not an error.
 
     A suspended run holds no slot and resumes where it stopped. A person must decide about `calls`.
-    `waiting_calls` wait for delegated work, until `until` at the latest.
+    `waiting_calls` wait for delegated work. `until` is the time at which the first of these waits ends.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Plans a compaction, which replaces the older part of a context with a summary, and requests that summary.
 
-The caller makes the model calls and pays for them, limits their time and stores the summary. A
-failed compaction changes nothing.
+The caller makes the model calls, accounts for their cost, limits their time and stores the summary.
+A failed compaction changes nothing.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def plan_cut(
     With `keep_fewest`, keep only the newest turn. That turn is always kept: as a record, or quoted
     in the summary if too many records of its run follow it. A call is never separated from its
     result. `records_tokens` is the actual size of all records, if that is more than the estimate.
-    Returns None if everything fits, if the cut saves fewer than `gain_tokens_min` tokens, or if the
-    cut part would be only a summary.
+    Returns None if everything fits, if the cut saves fewer than `gain_tokens_min` tokens, or if only
+    an earlier summary would be summarized.
     """
     cap = result_chars_max(window_tokens)
     weights = [weight_of_record(record, result_chars_max=cap).tokens for record in records]
@@ -147,7 +147,7 @@ def _best_cut_index(
 
 
 def _newest_turn_text(records: Sequence[Record], newest_turn_index: int, window_tokens: int) -> str:
-    """Return the text of the newest user turn. If a summary has replaced that turn, return its quote in the summary."""
+    """Return the text of the newest user turn, from the quote in the summary if a summary has replaced the turn."""
     if newest_turn_index < len(records):
         body = records[newest_turn_index].body
         assert isinstance(body, UserTurn)
@@ -202,7 +202,7 @@ async def summarize_cut(
     mode: CompactionMode = CompactionMode.DEFAULT,
     focus: str = "",
 ) -> str:
-    """Return the summary of the cut part, which is shorter than the text it replaces.
+    """Return the summary of the records before the cut. It is shorter than the text that it replaces.
 
     Every request fits into the `window_tokens` of the model that `request_reply` calls. Raises
     `NotCompacted` if no reply is usable. Errors of `request_reply` are not caught.
@@ -287,7 +287,7 @@ def _escape_quote_heading(text: str) -> str:
 
 
 def _shorten_to_tokens(text: str, tokens_max: int, *, hint: str) -> str:
-    """Shorten text to about `tokens_max` tokens, up to a line end, with a note if it was shortened."""
+    """Shorten text to about `tokens_max` tokens, if possible at a line end, and add a note if it was shortened."""
     whole, chars, tokens = text, len(text), tokens_of_text(text)
     while tokens > tokens_max and chars > RESULT_CHARS_KEPT_MIN:
         chars = max(min(chars - 1, chars * tokens_max // tokens), RESULT_CHARS_KEPT_MIN)

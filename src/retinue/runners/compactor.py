@@ -197,7 +197,7 @@ class ContextCompactor:
         return True
 
     async def _request_summary(self, run: RunState, turn: int, cut: CompactionCut, *, focus: str, notice: str) -> str:
-        """Request the summary of the cut part, from the utility model if one is configured.
+        """Request the summary of the records before the cut, from the utility model if one is configured.
 
         All model calls for the summary together have one time limit.
         """

@@ -63,7 +63,7 @@ def compacted_notice(before_tokens: int, after_tokens: int, compactions: int) ->
 
 
 def compacted_before_notice(after_tokens: int, compactions: int) -> str:
-    """Return the answer to a /compact that was complete before a restart. The old size is then unknown."""
+    """Return the answer to a /compact whose compaction ended before a restart. The old size is then unknown."""
     return f"Compacted: about {after_tokens:,} tokens are left (compactions so far: {compactions})."
 
 
@@ -106,7 +106,7 @@ class ResetContext(Struct, frozen=True):
 
 
 class FlushMemory(Struct, frozen=True):
-    """Action: add the note `flush_text` to the context, then continue. Chosen once per compaction."""
+    """Action: add the note `flush_text` to the context, then continue. Chosen at most once before each compaction."""
 
 
 class CompactContext(Struct, frozen=True, kw_only=True):

@@ -26,9 +26,9 @@ class ThinkingFilter:
 
 
 def filter_thinking(observer: RunObserver, display: DisplayOptions) -> RunObserver:
-    """Return an observer that drops streamed thinking if the display option is `off` or `on`.
+    """Return an observer that drops streamed thinking if the display option `reasoning` is `off` or `on`.
 
-    With `on`, all thinking is sent before the answer instead.
+    With `on`, the thinking of each model reply is sent as a separate message instead.
     """
     return ThinkingFilter(observer) if display.reasoning in (ReasoningDisplay.OFF, ReasoningDisplay.ON) else observer
 

@@ -313,8 +313,8 @@ class ToolLoop:
     ) -> None:
         """Perform one tool call. If the call waits for delegated work, it is added to `waiting` and gets no result yet.
 
-        A call that an earlier attempt had started is performed again only if it is in the plan and
-        repeatable.
+        A call that an earlier attempt had started is performed again only if `plan` allows it and its
+        tool is repeatable.
         """
         spec = self._toolbox.spec(call.tool)
         planned = spec if call.id in plan.contexts else None
@@ -364,7 +364,7 @@ def _circumstances(assignment: RunAssignment, journal: Journal, resources: RunRe
 
 
 def _tool_context(run: RunState) -> TurnContext:
-    """Return the tool context of a run. Policy applies the rules for the model that made the calls."""
+    """Return the tool context of a run. It names the model that made the calls, because rules may depend on it."""
     assignment, journal, equipment = run.assignment, run.journal, run.resources
     replies = (record.body for record in reversed(journal.run_records))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
@@ -392,8 +392,8 @@ def _tool_context(run: RunState) -> TurnContext:
 def _trust_of_answer(journal: Journal) -> Trust:
     """Return the trust of the run's answer.
 
-    An answer to another agent is untrusted if the context is untrusted. People judge answers for
-    themselves.
+    An answer to another agent is untrusted if the context is untrusted. This does not apply to an
+    answer to a person, because people judge answers for themselves.
     """
     if journal.run.sender.kind is not AddressKind.AGENT:
         return Trust.AGENT

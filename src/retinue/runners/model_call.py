@@ -75,7 +75,7 @@ class ModelCaller:
     async def get_reply(self, run: RunState, turn: int) -> RunAnswer | None:
         """Get a reply and write it to the journal.
 
-        Returns None if there is a reply. Otherwise returns an answer that ends the run.
+        Returns None on success, and otherwise an answer that ends the run.
         """
         plan = await plan_model_calls(self._models, run, ModelRole.REASONING)
         failed: ModelFailed | None = None  # why the first model of the chain failed, if it was called

@@ -1,8 +1,8 @@
 """Shortens tool results in model input that are too long or too old. Stored records never change.
 
 A single result never takes more than a share of the window. If pruning is on and the provider's
-prompt cache has expired, old results are also trimmed, and then replaced by a placeholder. While
-the prompt cache is valid, an unchanged context costs less than a shortened one.
+prompt cache has expired, old results are also trimmed or, if that is not enough, replaced by a
+placeholder. While the prompt cache is valid, an unchanged context costs less than a shortened one.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _record_chars(record: Record) -> int:
 
 
 def seconds_since_reply(records: Sequence[Record], now: datetime) -> float | None:
-    """Return the seconds since the last model reply, or None. Searches from the end, because the reply is near it."""
+    """Return the seconds since the last model reply, or None. Searches from the end, as the reply is near the end."""
     last = next((r for r in reversed(records) if r.kind is RecordKind.ASSISTANT), None)
     return (now - last.at).total_seconds() if last is not None else None
 

@@ -32,7 +32,7 @@ CONTEXT_METERS_MAX = 2_000
 
 @dataclass(slots=True)
 class RunState:
-    """State of one run while this worker executes it. `remarks` are sent to the person with the answer."""
+    """State of one run while this worker executes it. `remarks` are sent together with the answer."""
 
     assignment: RunAssignment
     journal: Journal
@@ -165,8 +165,8 @@ def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
 def input_tokens_bound(size: ContextSize, facts: ModelFacts) -> int:
     """Return the maximum number of input tokens that a model call can have.
 
-    The part that this model has already counted is taken from that count, plus a margin. For the
-    rest, the number is computed from its size in bytes.
+    For the part that this model has already counted, this is its count plus a margin. For the rest,
+    the maximum is computed from the size in bytes.
     """
     if not size.counted_tokens or size.counted_by != str(facts.ref):
         return max_input_tokens(size.size_bytes)

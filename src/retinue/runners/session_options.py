@@ -1,4 +1,4 @@
-"""The models, effort, display options and context figures behind /model, /think, /elevated, /context and others."""
+"""The models, effort, display options and context figures behind commands such as /model, /think and /context."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def check_reply(reply: Reply, name: str) -> None:
 
 
 class _ReplyPieces:
-    """Collects the order of the parts of a reply, and the signature that the provider wants back with each."""
+    """Collects the order of the parts of a reply, and the signature that the provider expects back with each part."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[ReplyPieceKind, int, str]] = []

@@ -1,8 +1,8 @@
 """Estimates the size of a context. Token counts from a provider are used as they are, and newer records are estimated.
 
-The estimate is four ASCII characters per token, and three bytes of UTF-8 per token for the rest. A
-Cyrillic character thus counts as two thirds of a token, and a Chinese character as one. An image
-has a fixed size.
+The estimate is four characters per token for ASCII, and three bytes of UTF-8 per token for other
+text. A Cyrillic character thus counts as two thirds of a token, and a Chinese character as one. An
+image has a fixed size.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _is_plain_ascii(text: str) -> bool:
 
 
 class TextWeight(NamedTuple):
-    """How much text or a record adds to the size of a context. `chars` counts toward the emergency limit."""
+    """The size that a text or a record adds to a context. `chars` counts toward the emergency limit."""
 
     twelfths: int = 0
     chars: int = 0

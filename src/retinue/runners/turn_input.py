@@ -1,10 +1,10 @@
 """Renders the envelopes of a turn for the model, in a format that no sender can forge.
 
 The server writes the format, and senders write the text. Text that imitates the format is kept, but
-visibly escaped: a line that looks like one of the server's lines gets a backslash, and the `<` of
-such a tag becomes `&lt;`. Characters that reorder or hide text are written as escape sequences.
-Everything else is unchanged. Each line is checked alone, so `---` in a code block gets a backslash
-too. That is safer than guessing.
+visibly escaped: a line that looks like one of the server's lines gets a backslash, and the `<` of a
+tag that looks like one of the server's tags becomes `&lt;`. Characters that reorder or hide text are
+written as escape sequences. Everything else is unchanged. Each line is checked alone, so `---` in a
+code block gets a backslash too. That is safer than guessing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _TYPE_OF = {extension: type_ for type_, extensions in _EXTENSIONS.items() for ex
 def render_turn(envelopes: Sequence[Envelope], *, now: datetime, zone: ZoneInfo) -> str:
     """Render these envelopes in order, each in its own block, with times in `zone`.
 
-    The time is linear in the length of the texts, whatever they contain.
+    The running time is linear in the length of the texts, whatever they contain.
     """
     head = [
         "## Turn Context",
@@ -240,7 +240,7 @@ def _spell_out(match: re.Match[str]) -> str:
 
 
 class _FoldTable:
-    """Table for `str.translate` that replaces each character by what it looks like to a careless reader."""
+    """Table for `str.translate` that replaces each character with the plain characters that it looks like."""
 
     def __getitem__(self, point: int) -> str:
         return _fold_character(point)

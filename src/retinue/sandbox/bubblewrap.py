@@ -241,7 +241,7 @@ class BubblewrapSandbox:
         )
 
     async def _read_init_pid(self, launch: _Launch) -> int:
-        """Wait until the launcher reports the first process of the new namespace, and return its pid for the server."""
+        """Wait until the launcher reports the first process of the new namespace, and return its pid on the host."""
         text = b""
         while b"}" not in text:
             chunk = await _read_some(launch.status)

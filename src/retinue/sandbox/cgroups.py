@@ -45,13 +45,13 @@ class CommandCgroup(Struct):
         return any(_count_oom_kills(folder) for folder in self.folders)
 
     def remove(self) -> bool:
-        """Remove the groups. Returns False while one still contains a process."""
+        """Remove the groups. Returns False if one of them still contains a process."""
         self.folders = [folder for folder in self.folders if not _remove_group(folder)]
         return not self.folders
 
 
 class CgroupManager:
-    """Creates a control group for each command. `controllers` is empty if this machine does not allow this."""
+    """Creates a control group for each command. `controllers` is empty if the server may not create groups."""
 
     def __init__(self, parents: Sequence[CgroupParent]) -> None:
         self._parents = parents
@@ -110,7 +110,7 @@ def _find_v1_parent(root: Path, names: str, path: str) -> CgroupParent | None:
 
 
 def _find_v2_parent(root: Path, path: str) -> CgroupParent | None:
-    """Return the cgroup v2 folder in which to create groups, or None: the parent of the server's own group.
+    """Return the parent of the server's own cgroup v2 folder, in which to create groups, or None.
 
     The server's own group cannot be used, because a v2 group that contains processes cannot have
     children with limits.

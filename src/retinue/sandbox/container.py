@@ -1,4 +1,4 @@
-"""Runs commands in docker containers. Each scope and set of folders has a container, kept for later commands.
+"""Runs commands in docker containers. Commands with the same scope and the same folders share a container.
 
 A container's name contains a hash of its mounted folders, so a command never runs in a container
 with other folders. A label contains a hash of the other settings. If the settings have changed, the

@@ -83,7 +83,7 @@ class ContainerEngineFailed(SandboxFailed):
 
 
 class ContainerReplyInvalid(SandboxFailed):
-    """The description of a container that docker returned cannot be parsed."""
+    """Docker returned a description of a container that is invalid."""
 
     code = "sandbox.engine_reply_invalid"
 

@@ -78,11 +78,11 @@ class Bind(Struct, frozen=True):
 
 
 def build_etc(folder: Path, entrypoint: Path) -> None:
-    """Build the /etc that all sandboxed commands see, when the server starts, from copies of public files.
+    """When the server starts, build the /etc that all sandboxed commands see, from copies of public files.
 
     If the public files have not changed since the last start, the existing folder is kept. The
-    folders in it are created empty, and `build_system_arguments` mounts the originals there.
-    Copying the certificates, which are hundreds of links, took 0.1 s.
+    folders in it are created empty, and `build_system_arguments` mounts the originals there:
+    copying the certificates, which are hundreds of links, would take 0.1 s.
     """
     made_of = folder.with_suffix(".made-of")
     mounted = _list_etc_folders()
@@ -270,7 +270,7 @@ def is_guardable(path: Path) -> bool:
 
 
 def _is_shown_by(bind: Bind, others: Iterable[Bind], hidden: Sequence[Path]) -> bool:
-    """Return whether another mount already shows a path, with no hidden path in between. Then no mount is added.
+    """Return whether another mount already shows a path, with no hidden path in between. If so, no mount is added.
 
     A command may replace a path in a writable folder, which would not be possible if the path were
     a mount point.

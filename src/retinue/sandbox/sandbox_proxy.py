@@ -338,7 +338,7 @@ def _find_body_length(headers: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _build_head(request: ProxyRequest, injected: Mapping[str, str]) -> bytes:
-    """Build the head of the request that the proxy sends. The request closes the connection at its end."""
+    """Build the head of the request that the proxy sends. It asks the host to close the connection afterwards."""
     replaced = {name.lower() for name in injected}
     named = {
         name.strip().lower()

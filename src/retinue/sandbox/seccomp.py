@@ -2,9 +2,9 @@
 
 A refused call fails with EPERM or ENOSYS, so that programs can use an alternative. The filter
 refuses calls that bypass isolation (mounts, namespaces, other processes) and calls that namespaces
-do not isolate (keys, tracing, unaccounted kernel memory). It also refuses to inject input into a
-terminal, and to set a setuid or setgid bit. A file with such a bit would stay on the host after the
-command, where another user could run it with the server's rights.
+do not isolate (keys, tracing, unaccounted kernel memory). It also refuses calls that inject input
+into a terminal or set a setuid or setgid bit. A file with such a bit would stay on the host after
+the command, where another user could run it with the server's rights.
 """
 
 from __future__ import annotations

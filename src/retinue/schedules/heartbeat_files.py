@@ -6,8 +6,8 @@
     ---
     Read what is new in inbox.txt. Tell me only what cannot wait.
 
-Front matter is optional. Without a `title`, the first heading is the title, or else the id. Agents
-also write these files with their file tools, so every file is validated before use.
+Front matter is optional. Without a `title`, the title is the first heading, or the id if there is no
+heading. Agents also write these files with their file tools, so every file is validated before use.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def render_task(task: HeartbeatTask, gate: GateForm | None) -> str:
 def _open_directory(agent_directory: Path) -> Generator[int]:
     """Open the directory of heartbeat tasks. Raises if the directory is a link.
 
-    An agent that may write to the agent directory could replace it with a link at any time.
+    An agent that may write to the agent directory could replace the task directory with a link.
     """
     folder = os.open(tasks_directory(agent_directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -204,7 +204,7 @@ class HeartbeatSync:
     def _watch_tasks(self, agent: str | None) -> None:
         """Watch the task directory of this agent, or stop watching if `agent` is None.
 
-        The agent is one whose heartbeat runs only while it has tasks.
+        Only an agent whose heartbeat runs only while it has tasks needs to be watched.
         """
         folder = tasks_directory(self._agent_directory_of(agent)) if agent is not None else None
         if folder == self._watched_directory:

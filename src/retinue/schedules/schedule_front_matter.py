@@ -87,7 +87,7 @@ def parse_schedule_file(text: str) -> ScheduleFile:
 
 
 def normalize_gate_keys(gate: Any) -> Any:
-    """Return a gate table with our names for its keys. A value that is not a table is returned unchanged."""
+    """Return a gate table with alias keys replaced by our names. A value that is not a table is returned unchanged."""
     if not isinstance(gate, dict):
         return gate
     return {_GATE_ALIASES.get(str(k), k): _parse_timeout(k, v) for k, v in cast("dict[Any, Any]", gate).items()}

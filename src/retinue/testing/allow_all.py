@@ -1,4 +1,4 @@
-"""Access control for tests: it admits every sender, and trusts a connector that says who the owner is."""
+"""Access control for tests: it admits every sender, and believes a connector that says that the sender is the owner."""
 
 from __future__ import annotations
 

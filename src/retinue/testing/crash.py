@@ -2,7 +2,7 @@
 
 First the server is killed once at every crash point in its code, and then at random moments. After
 each kill it is started again, while its clients keep sending. At the end, the server must become
-idle. Then the verdict is computed from the evidence.
+idle. Then the verdict is computed from the evidence: the clients' log, the effects and the store.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _find_all_points() -> frozenset[str]:
 
 
 def list_quick_points() -> list[str]:
-    """Return fewer crash points, for a quick test: all effects, and alternately one side of each commit."""
+    """Return fewer crash points, for a quick test: all effects, and either before or after each commit."""
     points = list_crash_points()
     commits = [point for point in points if point.endswith("-commit")]
     return sorted({*points} - {*commits[0::4], *commits[3::4]})

@@ -456,7 +456,7 @@ class CrashClient:
         return None
 
     async def _decide_approval(self, approval: str, token: str) -> None:
-        """Allow or deny an approval request at once or late, or never answer it. Its token decides which."""
+        """Allow or deny an approval request at once or late, or never answer it. `token` decides which."""
         chance = random.Random(token)
         mood = chance.choices(["allow", "deny", "late", "never"], weights=[9, 4, 4, 3])[0]
         if mood == "never":

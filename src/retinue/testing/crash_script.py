@@ -122,7 +122,8 @@ def parse_answers(text: str) -> list[ScriptAnswer]:
 def parse_late_tasks(text: str) -> list[str]:
     """Return the delegated tasks that the text reports as done later.
 
-    The text says so itself, or contains the result of a call that was allowed after its turn.
+    The text contains either the phrase `later: did TASK`, or the result of a call that was allowed
+    only after its turn had ended.
     """
     return [m[1] for m in (*_TASK_DONE_LATER.finditer(text), *_LATE_TASK_RESULT.finditer(text))]
 
@@ -247,5 +248,5 @@ def _classify_delegation(result: dict[str, Any], call: Call) -> CallResult:
 
 
 def _late_results(own: Sequence[Record]) -> list[str]:
-    """Return the results of tool calls that were allowed only after their turn."""
+    """Return the results of tool calls that were allowed only after their turn had ended."""
     return [f"late: {record.body.text}" for record in own if isinstance(record.body, Note) and record.body.call]

@@ -260,7 +260,7 @@ def _check_increasing(numbers: Sequence[int], what: str) -> Iterator[CrashFindin
 def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Check the events that the client received.
 
-    They must report each answer once, report nothing that was undone, and give the correct
+    They must report each answer once, report no answer that is not stored, and give the correct
     outcomes.
     """
     heard: Counter[str] = Counter()
@@ -356,7 +356,7 @@ def _written_words(token: str, action: ScriptAction) -> list[str]:
 
 
 def _check_delegations(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each result of delegated work reached the delegating agent once: with its call, or afterwards."""
+    """Check that each result of delegated work reached the delegating agent once: as a call's result, or later."""
     do = {q.token: q.action for envelope in index.questions for q in script.parse_questions(envelope.text)}
     reported: Counter[str] = Counter()
     for envelope in index.answers:
@@ -394,7 +394,10 @@ _SCHEDULE_SOURCE = "schedule:"  # whose envelopes get no answer
 
 
 def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each callback is stored once, in the session to which it was sent, and was forwarded once."""
+    """Check that each callback is stored once, in the session to which it was sent.
+
+    A callback that is recorded as forwarded must have been forwarded.
+    """
     callbacks = {(e.session, e.message): e for e in index.evidence.log if isinstance(e, CallbackEntry)}
     first: dict[tuple[str, str], CallbackResultEntry] = {}
     for entry in index.evidence.log:
@@ -524,7 +527,7 @@ def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Check that every delivered envelope is in its channel, and that the order is correct.
 
-    If the channel cannot recognize repeated parts, the envelope must be there only once.
+    A channel that cannot recognize repeated parts must contain each part only once.
     """
     for name, marks in index.evidence.channel_marks.items():
         times = Counter(mark.by for mark in marks)
@@ -619,7 +622,7 @@ def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _count_task_approvals(index: _EvidenceIndex) -> dict[str, int]:
-    """Count the approvals that delegated tasks requested, by state. Only the words of such tasks contain a slash."""
+    """Count the approvals that delegated tasks requested, by state. Only such tasks write text with a slash."""
     states = Counter(approval.state for approval in index.evidence.approvals if "/" in approval.word)
     return {f"approvals for tasks, {state}": states[state] for state in sorted(states)}
 

@@ -25,7 +25,7 @@ SERVER_LOG_TITLE, WHY_TITLE, PAGE_TITLE, ERROR_TITLE = "server log", "why", "pag
 class FailureDescription:
     """The description of a subject of a failed test, such as a server or a browser page.
 
-    It contains texts by title, and a PNG screenshot if there is one.
+    It contains texts, each with a title, and a PNG screenshot if there is one.
     """
 
     texts: dict[str, str] = field(default_factory=dict[str, str])

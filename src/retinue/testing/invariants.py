@@ -313,7 +313,7 @@ class InvariantChecker:
             self._refused_on_accept.add(receipt.envelope)
 
     def check_allowed(self, context: ToolContext, tool: str, text: str) -> str:
-        """Check that a tool call which is about to be performed is allowed. Return the rule, approval or grant."""
+        """Check that a tool call which is about to be performed is allowed. Return what allows it."""
         rules = context.agent.tools
         if tool in rules.deny:
             self.report("unrequested", f"{context.agent.name} is denied {tool} and uses it in {context.call}")
@@ -705,7 +705,10 @@ class InvariantChecker:
         self._check_context(session, found)
 
     def _check_context(self, session: str, found: Sequence[Record]) -> None:
-        """Check that the context begins where its newest marker or summary says, and that its summaries are counted."""
+        """Check that the context begins where its newest marker or summary says.
+
+        The stored number of compactions must be the number of its summaries.
+        """
         mark = max(record.seq for record in found if isinstance(record.body, ContextStart))
         summaries = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
         expected = (summaries[-1].kept_from if summaries else mark, len(summaries))

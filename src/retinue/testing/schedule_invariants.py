@@ -346,7 +346,7 @@ class ScheduleChecker:
     # --- regularly, and at the end ---
 
     def list_overdue(self, server: SimulatedServer) -> list[str]:
-        """Return the schedules with a due occurrence that the server which created it has not released yet."""
+        """Return the schedules with a due occurrence that `server` has created, but not released yet."""
         sql = (
             "SELECT schedule FROM occurrences"
             " WHERE state = 'waiting' AND clock_ms <= (SELECT latest_ms FROM counters) ORDER BY schedule"

@@ -104,7 +104,7 @@ def read_log_end(path: Path) -> str:
 
 
 def run_within(seconds: float, work: Callable[[], str]) -> str:
-    """Return the result of `work`, or a sentence if it raises or takes longer than the limit."""
+    """Return the result of `work`. If it raises or takes longer than the limit, return a sentence that says so."""
     results: list[str] = []
 
     def body() -> None:

@@ -13,7 +13,7 @@ _WHITESPACE = re.compile(r"\s+")
 def remove_repeated_text(text: str, sent_texts: Iterable[str]) -> str:
     """Return the answer without the text that its run has already sent to the channel.
 
-    Returns an empty string if nothing else is left.
+    Returns an empty string if no text remains.
     """
     rest = text
     for words in sent_texts:

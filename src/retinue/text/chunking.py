@@ -74,7 +74,7 @@ def split_text(
 
 
 def truncate_text(text: str, limit: int, *, unit: LengthUnit) -> str:
-    """Return the text if it fits the limit. Otherwise return its beginning and an ellipsis, which fit together."""
+    """Return the text if it fits the limit. Otherwise return its beginning with an ellipsis, at most `limit` long."""
     if measure_length(text, unit) <= limit:
         return text
     end = _find_fitting_end(text, 0, limit - measure_length("…", unit), unit)

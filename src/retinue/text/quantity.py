@@ -1,4 +1,4 @@
-"""Formats a number with the noun that it counts."""
+"""Formats a count together with its noun."""
 
 from __future__ import annotations
 

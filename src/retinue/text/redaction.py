@@ -91,7 +91,7 @@ def _lowercase_percent_codes(encoded: str) -> str:
 
 
 def _base64_forms(raw: bytes) -> Iterator[str]:
-    """Yield the base64 forms of a value: encoded alone, and inside of longer data at each of the three alignments."""
+    """Yield the base64 forms of a value: encoded alone, and inside longer data at each of the three alignments."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         whole = encode(raw).decode()
         yield whole
@@ -156,7 +156,7 @@ def _build_index(secrets: Iterable[tuple[str, str]]) -> _SecretIndex:
 def _build_trie_pattern(words: list[str]) -> str:
     """Return one regular expression that matches any of these words of equal length. The pattern is a trie.
 
-    A position in the text is rejected as soon as no word continues with its next character. The
+    A position in the text is rejected at the first character with which no word continues. The
     search therefore stays fast with thousands of words.
     """
     if len(words) == 1:
@@ -239,7 +239,7 @@ _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*")
 
 
 def redact_patterns(text: str) -> str:
-    """Return the text with a placeholder for well-known kinds of keys, bearer tokens and private keys."""
+    """Return the text with placeholders in place of well-known kinds of keys, bearer tokens and private keys."""
     for required, shape, name in SECRET_PATTERNS:
         if required in text:
             text = shape.sub(build_placeholder(name), text)

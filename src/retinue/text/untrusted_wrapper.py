@@ -85,7 +85,7 @@ def wrap_untrusted(text: str, *, id: str, source: Mapping[str, str]) -> str:
 
 
 def unwrap_untrusted(text: str) -> str:
-    """Return a wrapped text without warning, source and markers, to show it to a person.
+    """Return a wrapped text without its warning, source and markers, to show it to a person.
 
     Text that is not wrapped is returned unchanged.
     """

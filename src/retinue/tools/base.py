@@ -101,7 +101,7 @@ class ToolContext:
 
 
 class ToolOutput(Struct, frozen=True, kw_only=True):
-    """The output of a tool call. If `trust` is None, it follows from the tool's effects."""
+    """The output of a tool call. If `trust` is None, the trust follows from the tool's effects."""
 
     text: str
     trust: Trust | None = None
@@ -135,8 +135,8 @@ class PermissionedTool(Protocol):
 class SandboxedTool(Protocol):
     """A tool whose calls run in a sandbox, or on the host if the rules allow it.
 
-    `decide_sandbox` returns whether a call may run there. It is called just before the call is
-    performed, after `prepare_sandbox`.
+    `decide_sandbox` returns whether a call may run where it was placed, in a sandbox or on the
+    host. It is called just before the call is performed, after `prepare_sandbox`.
     """
 
     async def prepare_sandbox(self) -> None: ...
@@ -196,7 +196,7 @@ def _build_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace each reference with its definition. This ends, because no argument type refers to itself."""
+    """Replace each reference with its definition. This terminates, because no argument type refers to itself."""
     if isinstance(schema, list):
         return [_inline_references(part, definitions) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):

@@ -1,6 +1,6 @@
 """The tools `panels_*` and `open_url`: read and change the panels in the web app of the person an agent works for.
 
-The content of panels is untrusted. A title or a context repeats whatever the panel shows, such as
+The content of panels is untrusted. A panel's title or context repeats what the panel shows, such as
 an email, a web page or a file that a stranger wrote.
 
 The person's browser requests the complete address of a link, so `open_url` can send data to the

@@ -286,7 +286,7 @@ class Toolbox:
     async def evaluate_call(self, call: Call, turn: TurnContext) -> ToolDecision:
         """Return the full decision on one call.
 
-        Policy is evaluated each time, so that an old approval does not outlive a new rule.
+        Policy is evaluated each time, so that a new rule also applies to calls approved before it.
         """
         return await self._evaluate_with(call, turn, await self._held_permissions(turn))
 

@@ -1,4 +1,4 @@
-"""Connects an email account: reads emails over IMAP and sends them over SMTP.
+"""Connects to an email account: reads emails over IMAP and sends them over SMTP.
 
 A channel, `ADDRESS/THREAD`, is one thread with one correspondent. If another person replies in the
 thread, that person has a separate channel. An answer goes only to the address in the channel's name.

@@ -78,7 +78,7 @@ class ReadPosition(Struct, frozen=True):
 
 
 class EmailConnector:
-    """Connects an email account. A channel, `ADDRESS/THREAD`, is a thread with one correspondent.
+    """Connects to an email account. A channel, `ADDRESS/THREAD`, is a thread with one correspondent.
 
     A delivery to `ADDRESS` starts a new thread.
     """

@@ -46,7 +46,9 @@ class EmailSettings:
     display_name: str = setting(
         "", "Name that recipients see as the sender. Default: only the address.", check=check_one_line
     )
-    username: str = setting("", "Username for logging in to both servers. Default: `address`.", check=check_one_line)
+    username: str = setting(
+        "", "Username for logging in to the IMAP and SMTP servers. Default: `address`.", check=check_one_line
+    )
     password_env: str = setting("", "Name of the environment variable that contains the password or access token.")
     password_file: str = setting("", "File that contains only the password or access token.")
     login: EmailLogin = setting(

@@ -48,7 +48,7 @@ def parse_casemapping(text: str) -> Casemapping:
 
 
 class IrcServerFeatures(Struct, frozen=True, kw_only=True):
-    """The features that a server announced during registration (numeric `005`), as far as the connector uses them."""
+    """The server's features that the connector uses, as announced during registration (numeric `005`)."""
 
     casemapping: Casemapping = Casemapping.RFC1459
     channel_prefixes: str = "#&"
@@ -101,7 +101,7 @@ def make_user_id(source: str, account: str, features: IrcServerFeatures) -> str:
 
 
 def parse_user(channel: str) -> IrcUser | None:
-    """Parse the name of a private channel. Returns None if the name is invalid, or if its user cannot be written to."""
+    """Parse the name of a private channel. Returns None if it names no user to whom IRC can deliver."""
     if channel.startswith(ACCOUNT_PREFIX):
         account = channel.removeprefix(ACCOUNT_PREFIX)
         return IrcUser(account=account) if _NICK.fullmatch(account) else None

@@ -46,7 +46,7 @@ GOODBYE = "goodbye"
 
 
 class IrcConnector:
-    """Connects one IRC server. IRC servers keep no messages for users who are not connected."""
+    """Connects to one IRC server. IRC servers keep no messages for users who are not connected."""
 
     repeats_safely = False
     attempts_max = REMOTE_ATTEMPTS_MAX
@@ -182,7 +182,7 @@ class IrcConnector:
         account_password = secret("account_password") if own.account else ""
         if (password or account_password) and not own.tls and not is_loopback(own.host):
             raise ConnectionLost(
-                "the password is not sent over an unencrypted connection",
+                "cannot send the password over an unencrypted connection",
                 because="`tls` is off, and the server is on another machine",
                 try_this="set `tls = true` for this connector, and `port` to the TLS port of the server",
                 needs_owner=True,
@@ -331,8 +331,8 @@ class IrcConnector:
                 await wait_within(self._clock, CONNECTION_WAIT_S_MAX, client.wait_while_connected(client.joined.wait()))
             except (IrcConnectionBroke, TimeoutError):
                 raise DeliveryFailed(
-                    f"not in the IRC channel {channel}",
-                    because="the bot was removed from it, or may not join it",
+                    f"the bot is not in the IRC channel {channel}",
+                    because="it was removed from the channel, or may not join it",
                     retry_after_s=REJOIN_S,
                 ) from None
 

@@ -67,7 +67,7 @@ def _cut_head(text: str, bytes_max: int) -> str:
 
 
 def strip_address(text: str, nicks: tuple[str, ...], features: IrcServerFeatures) -> tuple[str, bool]:
-    """Return the text without one of the bot's nicks at its beginning, and whether the text contained such a nick."""
+    """Return the text without one of the bot's nicks at its beginning, and whether it contained one anywhere."""
     folded = features.fold(text)
     for nick in nicks:
         name = re.escape(features.fold(nick))

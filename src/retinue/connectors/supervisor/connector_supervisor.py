@@ -370,7 +370,7 @@ class ConnectorSupervisor:
     async def _alert_owner(self, entry: _ConnectorEntry, lost: ConnectionLost) -> None:
         """Alert the owner once per problem.
 
-        The start of the problem is stored, so a restart does not send another alert.
+        The time at which the problem began is stored, so a restart does not send another alert.
         """
         try:
             began_ms = await self._poison_messages.mark_needs_owner(entry.name, is_new=entry.has_recovered)

@@ -1,4 +1,4 @@
-"""Connects Telegram: a bot in private chats and groups, using long polling."""
+"""Connects to Telegram as a bot in private chats and groups, using long polling."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class _ApiResponse(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramUpload:
-    """A file to upload with a call. The arguments of the call refer to its field name."""
+    """A file to upload with a call. The arguments of the call refer to the file by `field_name`."""
 
     field_name: str
     path: Path

@@ -1,4 +1,4 @@
-"""Connects webhooks: signed HTTP requests become messages to an agent, and its answers are posted to a URL."""
+"""The webhook platform: signed HTTP requests become messages to an agent, and its answers are posted to a URL."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ class WebhookSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts to which the connector may send requests even if they are in your own network or use a port other than "
-        "80 and 443, as HOST:PORT.",
+        "Hosts, as HOST:PORT, that the connector may reach even if they are in your own network or use a port other "
+        "than 80 and 443.",
         check=check_host_and_port,
         example="127.0.0.1:9000",
     )

@@ -1,8 +1,8 @@
 """Wire format of Google's Gemini API.
 
-A context is encoded as contents with parts, and a reply is a stream of candidates. Each record is
-encoded once, as the parts it adds to a content. Roles are added around those bytes for each
-request.
+A context is encoded as a list of `contents`, each with `parts`, and a reply is a stream of
+`candidates`. Each record is encoded once, as its `parts`. Roles are added around those bytes for
+each request.
 """
 
 from __future__ import annotations

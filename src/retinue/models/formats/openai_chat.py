@@ -161,7 +161,7 @@ def _insert_answers(records: Sequence[Record], encoded: Sequence[bytes]) -> Iter
 
 
 class _MessageEncoder:
-    """Encodes records as messages, with the changes that one provider needs."""
+    """Encodes records as messages, with the changes that the provider needs."""
 
     def __init__(self, target: ModelTarget, quirks: frozenset[str], media: AttachmentReader | None) -> None:
         self._target = target

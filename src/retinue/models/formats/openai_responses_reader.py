@@ -1,4 +1,4 @@
-"""Reads replies in the format `openai-responses`: items that start, grow and finish, each under its index."""
+"""Reads replies in the format `openai-responses`: items that start, grow and finish, each identified by its index."""
 
 from __future__ import annotations
 

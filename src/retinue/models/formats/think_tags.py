@@ -22,9 +22,7 @@ class _TagState(Enum):
 class ThinkTagParser:
     """Takes the text of a reply as it arrives, and separates thinking from the rest.
 
-    A tag anywhere but at the start is ordinary text.
-
-    Whitespace around the tags belongs to neither.
+    A tag anywhere but at the start is ordinary text. Whitespace around the tags is dropped.
     """
 
     __slots__ = ("_held", "_state", "is_text_only")

@@ -1,1 +1,1 @@
-"""Operations of the noun `agent`."""
+"""Operations on agents, their files and their system prompts."""

@@ -209,7 +209,7 @@ def _require_file_services(services: Services) -> FileServices:
 def _resolve_path(path: str, context: ToolContext, access: PermissionKind, file_services: FileServices) -> ResolvedPath:
     """Return the file for a path in the agent directory. Raise for absolute paths, and for files not shown to people.
 
-    Absolute paths would reveal where the data directory is.
+    If absolute paths were accepted, callers could find out where the data directory is.
     """
     location = locate(path, context, access, file_services.withheld)
     if path.startswith(("/", "~")) or not defines_agent(_relative_path(location, context)):

@@ -58,8 +58,8 @@ class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
     """One section of a system prompt.
 
-    `text` is set only if the request set `parts`. The section named `template` contains the text of the
-    owner's template that is outside all sections.
+    `text` is set only if the request set `parts`. The section named `template` contains the remaining text
+    of the owner's template, which belongs to no other section.
     """
 
     name: str
@@ -175,7 +175,7 @@ def _find_agent_and_session(
 
 
 def _template_name(file: AttachmentUpload, request: AgentPromptRequest) -> str:
-    """Return the template name of a given file. A single file is the entry file, even if it has another name."""
+    """Return the template name of a given file. If only one file is given, it is the entry file under any name."""
     return ENTRY_FILE if len(request.check) == 1 else file.name
 
 
@@ -190,7 +190,7 @@ def _decode_text(file: AttachmentUpload) -> str:
 
 
 class _TemplateFacts(msgspec.Struct, frozen=True):
-    """Invalid templates and renamed template names, by agent or as the shared template."""
+    """Invalid templates and renamed template names, keyed by agent, or by `SHARED_TEMPLATE` for the shared one."""
 
     invalid: Mapping[str, InvalidTemplate]
     renamed: Mapping[str, list[RenamedName]]

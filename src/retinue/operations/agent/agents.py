@@ -510,7 +510,7 @@ def _given_value(request: AgentFields, name: str) -> Any:
 
 
 def _check_combination(agent: Agent) -> None:
-    """Raise if an external agent has no URL, or if another agent has settings for external agents."""
+    """Raise if an external agent has no URL, or if an agent that is not external has settings for external agents."""
     is_external = agent.runner == "external"
     if is_external and not agent.external.url:
         raise ExternalUrlMissing(agent.name)

@@ -26,7 +26,7 @@ class SettingSource(StrEnum):
 
 
 class EffectiveSetting(msgspec.Struct, frozen=True):
-    """The value of a setting that applies to an agent, and its source `by`.
+    """The value of a setting that applies to an agent. `by` says where the value comes from.
 
     `key` is the path of the setting in the settings file, even if the value is the built-in default.
     """
@@ -130,7 +130,8 @@ def _heartbeat_settings(agent: Agent, instance_rules: HeartbeatRules) -> Iterato
 def _sandbox_settings(agent: Agent, instance_settings: SandboxSettings) -> Iterator[tuple[str, EffectiveSetting]]:
     """Yield the agent's effective sandbox settings.
 
-    The agent's value applies only if it is stricter. If both values are equal, the source is the instance.
+    The agent's value applies only if it is stricter than that of the instance. If both are equal, the source
+    is the instance.
     """
     effective, plain = merge_sandbox_settings(instance_settings, agent), SandboxSettings()
     for each in fields(SandboxRules):

@@ -1,4 +1,4 @@
-"""An operation and a tool for agents, which create permanent agents.
+"""An operation and a tool with which agents create permanent agents.
 
 A new agent works inside the workspace of the agent that creates it, and has the same limits.
 """

@@ -1,1 +1,1 @@
-"""Operations of the noun `approval`."""
+"""Operations on approvals and questionnaires."""

@@ -30,9 +30,9 @@ class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One approval.
 
     `needed_permissions` lists the permissions that the tool calls need and that the agent does not have
-    yet. `grant_permissions` lists the permissions that the agent keeps if the approval is remembered, or
-    the permissions that were requested without a call. If the list is empty, the approval cannot be
-    remembered.
+    yet. `grant_permissions` lists the permissions that the agent keeps if the approval is remembered. If
+    there are no calls, it lists the requested permissions. If this list is empty, the approval
+    cannot be remembered.
 
     `recipients` are the people who are asked to decide; the owner may decide too. `scopes` lists the
     grant scopes that you may choose, and is empty if you may not decide. `comment` is the comment on the

@@ -1,1 +1,1 @@
-"""Operations of the noun `audit`."""
+"""Operations on the audit log."""

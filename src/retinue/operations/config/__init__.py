@@ -1,1 +1,1 @@
-"""Operations of the noun `config`."""
+"""Operations on the settings, and the `gateway` tool."""

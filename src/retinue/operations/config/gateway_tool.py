@@ -98,7 +98,7 @@ class GatewayTool(Struct, frozen=True):
 
 
 def _format_paths(changes: object) -> str:
-    """Return the dotted paths that a patch changes, without values, such as `: sandbox.mode, tools.exec.ask`."""
+    """Return a colon and the dotted paths that a patch changes, without values: `: sandbox.mode, tools.exec.ask`."""
     paths = sorted(_dotted_paths(changes, ""))
     shown = ", ".join(path[:PATH_CHARS_MAX] for path in paths[:PATHS_SHOWN_MAX])
     more = f" and {len(paths) - PATHS_SHOWN_MAX} more" if len(paths) > PATHS_SHOWN_MAX else ""

@@ -1,1 +1,1 @@
-"""Operations of the noun `connector`."""
+"""Operations on connectors, bindings, access requests, identities and poison messages."""

@@ -1,4 +1,4 @@
-"""Reads and builds the settings of a connector, and converts typed answers to the types of its platform."""
+"""Reads and builds the settings of a connector, and converts answers that a person typed to the settings' types."""
 
 from __future__ import annotations
 

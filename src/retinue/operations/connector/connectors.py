@@ -406,7 +406,7 @@ def _connector_settings(services: Services) -> Mapping[str, ConnectorSettings]:
 
 
 def _parse_platform_settings(services: Services, name: str, settings: ConnectorSettings) -> ConnectorSettings:
-    """Return the settings of a connector, with the keys of its platform parsed if the platform is available.
+    """Return a connector's settings. If its platform is available, the settings that the platform defines are parsed.
 
     The platform of a plugin is available only while the plugin is loaded.
     """

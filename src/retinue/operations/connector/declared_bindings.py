@@ -79,7 +79,7 @@ def _agent_keys(binding: Binding) -> list[str]:
 
 
 def apply_bindings(tx: Transaction, plan: list[PlannedBinding], *, reset: bool) -> None:
-    """Apply the planned changes of bindings, in the commit that also stores the agents."""
+    """Apply the planned changes to bindings, in the commit that also stores the agents."""
     if reset:
         bindings.remove_all(tx.conn)
     for each in plan:

@@ -1,1 +1,1 @@
-"""Operations of the noun `delegation`."""
+"""Operations on delegations and subagents."""

@@ -66,11 +66,11 @@ class DelegationStopRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DelegationRow(msgspec.Struct, frozen=True):
-    """One delegation: `agent` delegated work to `target`, with the tool call `call` of its run `requester_run`.
+    """One delegation: `agent` delegated work to `target`, with the tool call `call` in the run `requester_run`.
 
-    `target_session` is the session in which `run` works on it, if you may see that session. `blocking`
+    `target_session` is the session in which `run` does the work, if you may see that session. `blocking`
     says whether the call waits for the answer. `result` is the envelope with the result.
-    `cost_microusd` is the cost of its run so far.
+    `cost_microusd` is the cost of `run` so far.
     """
 
     id: str
@@ -136,7 +136,7 @@ async def list_delegations(services: Services, caller: Principal, request: Deleg
 async def stop_delegation(services: Services, caller: Principal, request: DelegationStopRequest) -> DelegationStopped:
     """Stop a delegation, and all delegations that its run made in turn.
 
-    Only the run that made the first delegation is notified.
+    Only the run that made the given delegation is notified.
     """
     top = await services.store.read(partial(delegations.get_by_short_id, text=request.id, seen_by=caller))
     by, why = str(caller.address), request.reason[:REASON_CHARS_MAX]

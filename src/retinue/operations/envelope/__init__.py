@@ -1,1 +1,1 @@
-"""Operations of the noun `envelope`."""
+"""Operations on envelopes, the inbox, lanes and uploads."""

@@ -254,7 +254,7 @@ def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, 
 async def _store_webhook(
     services: Services, caller: Principal, draft: EnvelopeDraft, webhook: Webhook
 ) -> EnvelopeDraft:
-    """Store the webhook of an envelope, and return the draft of the envelope marked as having a webhook.
+    """Store the webhook of an envelope, and return the envelope's draft, marked as having a webhook.
 
     The webhook is stored before the envelope. If the envelope is not accepted, the webhook is never called.
     """
@@ -302,8 +302,8 @@ async def _resolve_session(
 ) -> tuple[Address, Origin]:
     """Return the recipient and origin of the given session, the named conversation, or the caller's latest session.
 
-    The origin identifies the latest session. When the envelope is accepted, the session is looked up by
-    its origin, and created if it no longer exists.
+    The latest session is returned as its origin. When the envelope is accepted, the session is looked up by
+    this origin, and created if it no longer exists.
     """
     to = (
         address.parse_address(request.to)

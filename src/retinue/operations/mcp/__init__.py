@@ -1,1 +1,1 @@
-"""Operations of the noun `mcp`."""
+"""Operations on MCP servers, and retinue's own MCP server."""

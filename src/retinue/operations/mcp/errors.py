@@ -25,7 +25,7 @@ class McpHashMismatch(Conflict):
 
     def __init__(self, server: str) -> None:
         super().__init__(
-            f"the tools of the MCP server '{server}' are not the tools that you read",
+            f"the current tools of the MCP server '{server}' are not the ones that you read",
             because="they have changed, or the hash was mistyped",
             try_this=f"read them again: retinue mcp approve {server}",
         )

@@ -42,7 +42,7 @@ class McpApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
 class McpServerStatus(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     """Status of one MCP server.
 
-    `tools` lists all offered tools. `omitted_tools` maps each tool that is not used to the reason.
+    `tools` lists all offered tools. `omitted_tools` lists the tools that are not used, with the reasons.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Operations of the noun `model`."""
+"""Operations on models, credentials and usage."""

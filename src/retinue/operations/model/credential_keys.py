@@ -66,7 +66,7 @@ def provider_settings(services: Services) -> Mapping[str, ProviderSettings]:
 
 
 def canonical_provider_name(services: Services, name: str) -> str:
-    """Return the provider's name for a name or an alias. A configured provider with this name takes precedence."""
+    """Return the provider's name for a name or an alias. A configured provider takes precedence over an alias."""
     folded = name.casefold()
     return folded if folded in provider_settings(services) else PROVIDER_ALIASES.get(folded, folded)
 

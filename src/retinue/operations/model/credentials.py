@@ -63,7 +63,7 @@ T = TypeVar("T")
 CredentialIdText = Annotated[
     str, msgspec.Meta(description="id of the credential: PROVIDER:NAME, as in `credential list`")
 ]
-CredentialModel = Annotated[str, msgspec.Meta(description="apply to this model only; default: all models")]
+CredentialModel = Annotated[str, msgspec.Meta(description="model to which the request applies; default: all models")]
 
 
 class CredentialFailureReason(StrEnum):
@@ -90,7 +90,8 @@ class CredentialIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 class CredentialOrderRequest(msgspec.Struct, forbid_unknown_fields=True):
     provider: Annotated[str, msgspec.Meta(description="provider of the credentials")]
     ids: Annotated[
-        list[str], msgspec.Meta(description="credential ids in order of use; without ids: least recently used first")
+        list[str],
+        msgspec.Meta(description="credential ids in the order to try; without ids, the least recently used is first"),
     ] = []
     agent: CredentialOwner = ""
 

@@ -151,7 +151,7 @@ class CredentialOrderInvalid(Invalid):
             because=f"these belong to other providers: {', '.join(of_other_providers)}"
             if of_other_providers
             else "a credential is listed twice",
-            try_this=f"list each credential of {provider} at most once; without ids, the least recently used is first",
+            try_this=f"list each credential of {provider} at most once, or none to use the least recently used first",
         )
 
 

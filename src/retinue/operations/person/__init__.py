@@ -1,1 +1,1 @@
-"""Operations of the noun `person`."""
+"""Operations on people, tokens, notifications and preferences."""

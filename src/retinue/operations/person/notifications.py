@@ -51,7 +51,7 @@ class NotificationSelectionRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Select one notification or all: exactly one of `id` and `all` must be set."""
 
     id: str = ""
-    all: Annotated[bool, Meta(description="apply this to all your notifications")] = False
+    all: Annotated[bool, Meta(description="select all your notifications")] = False
 
 
 class NotificationDetails(msgspec.Struct, frozen=True):

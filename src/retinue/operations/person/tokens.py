@@ -151,7 +151,7 @@ async def revoke_token(services: Services, caller: Principal, request: TokenIdRe
 
 
 async def rotate_token(services: Services, caller: Principal, request: TokenIdRequest) -> TokenCreated:
-    """Replace a token's secret in one commit, so that either the old or the new secret is valid at any time."""
+    """Replace a token's secret in one commit, so that exactly one of the two secrets is valid at any time."""
     now = services.clock.now()
     old = await services.store.read(lambda conn: _require_token(conn, caller, request, now_ms=to_ms(now)))
     token, secret, token_hash = build_token(
@@ -195,8 +195,8 @@ def _to_response(services: Services, token: Token, response_type: type[TokenResp
 def _resolve_principal(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
     """Return the principal whose tokens a request concerns. The default is the caller.
 
-    Only the owner can name another person or agent. For other callers, every other principal is reported
-    as not found.
+    Only the owner can name another person or agent. If any other caller does, the principal is reported as
+    not found.
     """
     if not text or text == str(caller.address):
         return caller.address

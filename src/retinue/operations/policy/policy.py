@@ -64,7 +64,7 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     call_source: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="unsaved changes to the agent to include, with the fields of `agent set`"),
+        msgspec.Meta(description="changes to the agent to assume but not save, with the fields of `agent set`"),
     ] = {}
 
 
@@ -138,7 +138,7 @@ class ToolListRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = ""
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="unsaved changes to the agent to include, with the fields of `agent set`"),
+        msgspec.Meta(description="changes to the agent to assume but not save, with the fields of `agent set`"),
     ] = {}
 
 
@@ -222,7 +222,7 @@ def _require_toolbox(services: Services) -> Toolbox:
 
 
 async def test_policy(services: Services, caller: Principal, request: PolicyTestRequest) -> PolicyTestResult:
-    """Decide every recorded tool call under the current and the proposed settings, and compare.
+    """Decide every recorded tool call under the current and the proposed settings, and compare the decisions.
 
     Each call is decided in its original context.
     """

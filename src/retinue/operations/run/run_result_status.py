@@ -1,4 +1,4 @@
-"""The result status of a run, as operations and the audit relation show it."""
+"""The result status of a run, as operations show it."""
 
 from __future__ import annotations
 

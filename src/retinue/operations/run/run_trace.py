@@ -155,7 +155,7 @@ TraceEntry = (
 class RunTraceDetails(msgspec.Struct, frozen=True):
     """Everything that one run did. Times are Unix milliseconds.
 
-    If `purged` is true, the steps of the run were deleted, so that the remaining entries have no durations.
+    If `purged` is true, the steps of the run were deleted, so the remaining entries have no durations.
     """
 
     run: RunRow

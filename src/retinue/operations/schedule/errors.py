@@ -206,13 +206,13 @@ class HeartbeatTaskUnusable(Invalid):
 
 
 class HeartbeatNotEditable(Invalid):
-    """A heartbeat cannot be changed as a schedule, because settings define it."""
+    """The schedule commands cannot change a heartbeat, because settings define it."""
 
     code = "heartbeat.not_editable"
 
     def __init__(self, agent: str) -> None:
         super().__init__(
-            f"the heartbeat of {agent} cannot be changed as a schedule",
+            f"the heartbeat of {agent} cannot be changed with the schedule commands",
             because=f"the settings of {agent}, or [defaults.heartbeat], define it",
             try_this=f"change the settings: retinue agent set {agent} --heartbeat-every-s 3600 (0 for no heartbeat)",
         )

@@ -95,7 +95,7 @@ Meta = msgspec.Meta
 class ScheduleAddRequest(ScheduleForm):
     name: Annotated[
         str,
-        Meta(description="name of the schedule: letters, digits and hyphens; a named schedule also has a file"),
+        Meta(description="name of the schedule: letters, digits and hyphens; a named schedule is also kept in a file"),
     ] = ""
     enabled: bool = True
 
@@ -144,7 +144,7 @@ class ScheduleRunRequest(ScheduleRequest):
 
 class ScheduleListRequest(msgspec.Struct, forbid_unknown_fields=True):
     kind: ScheduleKind | None = None
-    agent: Annotated[str, Meta(description="only schedules that write to this agent")] = ""
+    agent: Annotated[str, Meta(description="only schedules that send messages to this agent")] = ""
     limit: int = 50
     cursor: str = ""
 
@@ -308,7 +308,7 @@ def build_schedule(
 def with_default_delivery(schedule: Schedule) -> Schedule:
     """Return the schedule with its owner as the recipient of its answers, if it needs a recipient and has none.
 
-    Only a schedule with its own session, whose owner is a person other than the instance's owner, needs one.
+    A schedule needs one only if it has its own session and belongs to a person other than the instance's owner.
     """
     own = (
         schedule.to.kind is AddressKind.AGENT

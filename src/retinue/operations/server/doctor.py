@@ -133,7 +133,7 @@ async def run_doctor(services: Services, caller: Principal, request: DoctorReque
 
 
 async def _reload_rewritten_settings(holder: ConfigHolder) -> None:
-    """Reload the settings if their file has changed, so that later changes are made to the new file."""
+    """Reload the settings if their file has changed, so that later changes are made to the file's new text."""
     with suppress(RetinueError):  # the file has other errors: keep the current settings, the report lists the errors
         if (await asyncio.to_thread(load_configuration, holder.environment)).hash != holder.current.hash:
             holder.reload()

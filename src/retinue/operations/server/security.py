@@ -450,7 +450,7 @@ def check_outside_senders(facts: SecurityFacts) -> Iterator[_Finding]:
 def _exceeds_minimal(lists: ToolLists, *, without_profile: bool = False) -> bool:
     """Return whether these rules give an outside sender more tools than the profile `minimal`.
 
-    With `without_profile`, rules without a profile also give more tools, because no other rule sets a profile.
+    With `without_profile`, no other rule sets a profile, so rules without a profile give more tools too.
     """
     profiles = ("minimal",) if without_profile else ("minimal", None)
     return lists.profile not in profiles or bool(lists.also_allow or lists.ask)
@@ -642,7 +642,7 @@ def fix_permissions(fix: PermissionFix) -> str:
 
 
 def _fix_socket_permissions(fix: PermissionFix, status: os.stat_result) -> str:
-    """Remove other users' permissions on a socket by its path, because a socket cannot be opened.
+    """Remove other users' permissions on a socket. They are changed by path, because a socket cannot be opened.
 
     This is safe, because only the owner can replace a file in this folder.
     """

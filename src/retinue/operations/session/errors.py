@@ -147,7 +147,7 @@ class SessionNotExternal(Invalid):
     def __init__(self, agent: str) -> None:
         super().__init__(
             f"{agent} is not an external agent",
-            because="you can only choose the ids of external agents' sessions",
+            because="you can choose the id of a session only if its agent is external",
             try_this=f"create a session: retinue session create {agent}",
         )
 
@@ -205,7 +205,7 @@ class SessionBusy(Conflict):
 
 
 class SessionContextTooLong(TooLarge):
-    """The context of a session has too many records for a fork or a trim, which copy them."""
+    """The context of a session has more records than a fork or a trim can copy."""
 
     code = "session.too_long"
 

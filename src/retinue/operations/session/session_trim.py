@@ -30,7 +30,7 @@ class SessionTrimRequest(msgspec.Struct, forbid_unknown_fields=True):
     remove: Annotated[
         TrimMode,
         msgspec.Meta(
-            description="what to remove: all requests before or after the one that contains the record, or that one"
+            description="remove the request that contains the record, or all requests before or after that request"
         ),
     ]
     revision: Annotated[

@@ -318,7 +318,7 @@ async def clear_session(services: Services, caller: Principal, request: SessionI
 async def write_session(
     services: Services, caller: Principal, text: str, write_session: Callable[[Transaction, Session], None]
 ) -> Session:
-    """Look up a session that the caller may see, and call `write_session` with it, in one transaction.
+    """Look up a session that the caller may see, and call the function `write_session` with it, in one transaction.
 
     Returns the session as it was before the call.
     """

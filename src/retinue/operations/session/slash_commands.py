@@ -1,4 +1,4 @@
-"""Operation that lists the slash commands of a conversation, for clients that complete them."""
+"""Operation that lists the slash commands of a conversation, for clients that autocomplete them."""
 
 from __future__ import annotations
 

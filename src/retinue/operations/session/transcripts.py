@@ -168,7 +168,7 @@ def _to_transcript_envelope(services: Services, conn: sa.Connection, envelope: E
 def _find_delegation(conn: sa.Connection, envelope: Envelope) -> TranscriptDelegation | None:
     """Return the delegation that an envelope belongs to, or None.
 
-    Only a few kinds of envelopes need a query, because most envelopes are from people.
+    Most envelopes are messages from people, which belong to no delegation. They need no query.
     """
     if envelope.kind is EnvelopeKind.DELEGATION:
         found = delegations.get(conn, envelope.id)

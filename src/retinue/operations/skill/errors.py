@@ -46,8 +46,8 @@ class SkillChanged(Conflict):
 
     def __init__(self, name: str, *, hash_shown: str, arguments: str) -> None:
         super().__init__(
-            f"the skill '{name}' is not the version that you read",
-            because=f"its hash starts with {hash_shown}; it has changed, or the hash was mistyped",
+            f"the current version of the skill '{name}' is not the one that you read",
+            because=f"its hash starts with {hash_shown}; the skill has changed, or the hash was mistyped",
             try_this=f"read it again: retinue skill approve {arguments}",
         )
 
@@ -98,14 +98,14 @@ class HookChanged(Conflict):
 
     def __init__(self, name: str, *, hash_shown: str) -> None:
         super().__init__(
-            f"the hook '{name}' is not the version that you read",
-            because=f"the hash of its current version is {hash_shown}",
+            f"the current version of the hook '{name}' is not the one that you read",
+            because=f"its hash starts with {hash_shown}; the hook has changed, or the hash was mistyped",
             try_this=f"read it again: retinue hook show {name}",
         )
 
 
 class HooksUnavailable(NotFound):
-    """The server was built without hooks."""
+    """This server has no hook support."""
 
     code = "hook.none"
 

@@ -120,7 +120,7 @@ async def disable_hook(services: Services, caller: Principal, request: HookNameR
 
 
 async def send_hook_output(services: Services, event: HookEvent, hook: Hook, text: str) -> None:
-    """Send a hook's output as a notification to the person of the event's session.
+    """Send a hook's output as a notification to the person to whom the event's session belongs.
 
     No model reads the output.
     """

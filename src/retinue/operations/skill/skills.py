@@ -86,7 +86,7 @@ class SkillApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
 class SkillExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(description="noun of the operations: session, envelope, agent, ...")]
     to: Annotated[
-        str, msgspec.Meta(description="absolute path of the folder to write to; default: the server's own skills")
+        str, msgspec.Meta(description="absolute path of the folder to write to; default: the server's own skill folder")
     ] = ""
 
 

@@ -1,4 +1,4 @@
-"""Errors of calls to tools outside a run."""
+"""Errors of direct tool calls, which are made outside of any run."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def decide_session_visibility(agent: Agent, sandbox: SandboxSettings, *, is_main
     """Return which sessions an agent's tools show.
 
     `sandbox` has the merged settings of the agent. `is_main` means that only the owner writes in the current session.
-    In a sandboxed session others may write, so its tools show only the sessions that it started, unless the settings
+    If others may write in a sandboxed session, its tools show only the sessions that it started, unless the settings
     say otherwise.
     """
     confined = sandbox.kind is not SandboxKind.OFF and sandbox.mode is not SandboxMode.OFF and not is_main

@@ -12,10 +12,10 @@ _SPECIFICITY = {level: rank for rank, level in enumerate(MatchedBy)}
 def resolve_binding(bindings: Iterable[Binding], channel: ChannelFacts, *, default: str | None) -> BindingResult | None:
     """Return the agents that answer in a channel, and the binding that decides. None if no agent answers.
 
-    From the most specific binding to the least specific, a binding can name: the channel, its parent
-    channel, its guild, its team, the account, or only the platform. If no binding matches, the
-    default agent answers. Of two bindings that are equally specific, the one with more conditions
-    wins.
+    The most specific binding wins. A binding can name, from most to least specific: the channel, its
+    parent channel, its guild, its team, the account, or only the platform. Of two bindings that are
+    equally specific, the one with more conditions wins. If no binding matches, the default agent
+    answers.
     """
     fitting = [(level, binding) for binding in bindings if (level := match_binding(binding.match, channel)) is not None]
     if fitting:

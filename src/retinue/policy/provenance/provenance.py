@@ -1,10 +1,10 @@
 """Decides whether a tool call needs approval because the model has read untrusted content.
 
 Once untrusted content is in a context, its influence on the model's output cannot be determined, so
-values are not tracked through the model. Instead, each argument of the call must be explained: it
-must be equal to a value of the same type that the owner wrote, or that a tool result contains and
-the owner named, or a rule in the settings must permit it. A person is asked about a call with any
-other argument.
+values are not tracked through the model. Instead, each argument of the call needs one of three
+explanations. The owner wrote an equal value of the same type. Or a tool result contains such a value,
+and the owner named the thing that has it. Or a rule in the settings permits the argument. A person is
+asked about a call with any other argument.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ProvenanceContext(Struct, frozen=True, kw_only=True):
 
 
 class ArgumentFinding(Struct, frozen=True):
-    """The result of checking one value in a tool call: what explains the value, or why nothing does."""
+    """The result of checking one value in a tool call: the explanation of the value, or why there is none."""
 
     argument: str
     value: str
@@ -78,7 +78,7 @@ class ProvenanceDecision(Struct, frozen=True, kw_only=True):
 def build_context(records: Iterable[Record]) -> ProvenanceContext:
     """Build the provenance context from the records of a session.
 
-    Summaries and notes cannot explain a value, because they are not the owner's words.
+    Summaries and notes do not count as an explanation of a value, because they are not the owner's words.
 
     The caller may pass the owner's messages of the whole session, including those that a summary
     has replaced.
@@ -198,7 +198,7 @@ def _check_arguments(
 
 
 def _check_tool(policy: ProvenancePolicy, spec: ToolSpec, known: KnownValues) -> ArgumentFinding:
-    """Check the choice of the tool, which must be explained like an argument.
+    """Check whether the owner requested this tool, or a rule permits it.
 
     For example, the owner may have named a file without wanting it deleted.
     """
@@ -303,7 +303,7 @@ _FORMATS = {
 
 
 def _infer_value_type(properties: Mapping[str, Any], name: str, path: str, value: Any) -> ValueType:
-    """Infer the type of an argument that has no rule from its name and schema, or else from the form of its value."""
+    """Infer the type of an argument if no rule sets it: from its name and schema, or else from its value's form."""
     last = path.rpartition(".")[2]
     last = name if last.isdigit() else last
     schema = cast("Mapping[str, Any]", (properties.get(name) or {}) if path == name else {})

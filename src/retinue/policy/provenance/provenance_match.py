@@ -1,12 +1,11 @@
-"""Finds what explains a value in a tool call.
+"""Finds the explanation of a value in a tool call: where the owner stated, selected or permitted it.
 
-A value can be explained by the owner's words, by an entry of a tool result that these words select, or by a rule in the
-settings.
+The explanation can be the owner's words, an entry of a tool result that these words select, or a rule in the settings.
 
-The owner's words explain a value only if they state it, or if it follows from them in one of a few ways. The value may
+The owner's words count only if they state the value, or if it follows from them in one of a few ways. The value may
 be a stated date with a stated time, a time some hours later, a percentage of an amount, a template that is filled in,
 or a field of an entry that the owner named. If the words match several entries with different values, none of these
-values is explained.
+values has an explanation.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _TEXT_KINDS = (ValueKind.NAME, ValueKind.TEXT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownValues:
-    """Everything that can explain a value: the owner's words, and the results that were read."""
+    """Everything that can be the explanation of a value: the owner's words, and the tool results that were read."""
 
     policy: ProvenancePolicy
     texts: tuple[str, ...]
@@ -262,7 +261,7 @@ def explain_value(
     says: Mapping[str, Sequence[str]],
     others: Mapping[str, Any],
 ) -> str:
-    """Return what explains a value, in a few words, or an empty string if nothing does.
+    """Return the explanation of a value in a few words, or an empty string if there is none.
 
     `others` are the other arguments of the call.
     """

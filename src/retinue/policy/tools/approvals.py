@@ -1,4 +1,4 @@
-"""Decides who is asked for an approval, who may answer it, and for how long a yes may last."""
+"""Decides who is asked for an approval, who may answer it, and whether an answer may apply to later calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APPROVER_LEVEL_MIN = PermissionLevel.STANDARD  # a guest cannot approve anything
 
 
 def may_decide(principal: Principal, approval: Approval, scope: GrantScope) -> Decision:
-    """Decide whether this principal may answer an approval with this scope."""
+    """Decide whether this principal may answer an approval request with this scope."""
     if principal.sees_everything:
         return Decision(DecisionKind.ALLOW, "the owner may answer every request")
     if principal.address.kind is not AddressKind.PERSON:
@@ -35,15 +35,15 @@ def may_decide(principal: Principal, approval: Approval, scope: GrantScope) -> D
 
 
 def needs_owner(calls: Iterable[Call]) -> bool:
-    """Whether only the owner may answer the approval of these calls."""
+    """Whether only the owner may answer an approval request for these calls."""
     return any(call.tool in OWNER_DECIDES for call in calls)
 
 
 def limit_scope(wanted: GrantScope, approval: Approval) -> GrantScope | None:
     """Return the wanted scope, or None if it is too wide.
 
-    An approval without `grant_permissions` can only be answered for these calls: each further call
-    needs another approval.
+    An answer to an approval without `grant_permissions` applies only to the calls in that approval. Each
+    further call needs another approval.
     """
     return wanted if wanted is GrantScope.ONCE or approval.grant_permissions else None
 

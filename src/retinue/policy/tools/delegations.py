@@ -15,7 +15,7 @@ SUBAGENT_DELEGATIONS = frozenset({DelegationKind.SPAWN, DelegationKind.BACKGROUN
 def may_delegate(asker: Agent, target: Agent, kind: DelegationKind, *, lineage: Lineage, open_count: int) -> Decision:
     """Decide whether work may be delegated.
 
-    `lineage` is the lineage of the delegating run. A denial names the setting that decides.
+    `lineage` is the chain of runs that led to the delegating run. A denial names the setting that causes it.
     """
     seen = may_spawn(asker, target) if kind in SUBAGENT_DELEGATIONS else may_message(asker, target)
     if kind is not DelegationKind.SEND and not seen.is_allowed:  # `session_access` decides about existing sessions
@@ -63,7 +63,7 @@ def build_child_lineage(lineage: Lineage, asker: Agent, target: Agent, kind: Del
 def limit_spending(caps: BudgetLimits, lineage: Lineage) -> tuple[int | None, int | None]:
     """Return the maximum cost of a run, and of its whole tree of runs.
 
-    Each is the lower of its own limit and the limit that it inherits.
+    Each is the lower of the limit in `caps` and the limit inherited from `lineage`.
     """
     return (
         _minimum(caps.run_microusd, lineage.run_microusd_max),

@@ -9,8 +9,8 @@ A rule is a line of words such as `git status` or `ls *`:
 - If the last word is `*`, it matches any number of arguments.
 
 Programs that execute their arguments or input (shells, interpreters, `env`, `xargs`, `ssh`, ...)
-are allowed only by a rule without any `*`, `?` or `[`. An option that makes a harmless program run
-or write something is allowed only if the rule contains that option.
+are allowed only by a rule without any `*`, `?` or `[`. If an otherwise harmless program has an option
+that runs a program or writes a file, that option is allowed only if the rule contains it.
 """
 
 from __future__ import annotations

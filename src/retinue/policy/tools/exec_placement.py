@@ -1,7 +1,7 @@
-"""Decides where a command runs and whether it needs approval, from the settings and the request of a tool call.
+"""Decides where a command runs and whether it needs approval, from the settings and a tool call's request.
 
-The stricter of the two wins. Only elevation (running outside the sandbox) can make the result less strict than the
-settings. It requires that every condition in `ElevationGates` is met.
+If settings and request differ, the stricter applies. Only elevation (running outside the sandbox) can make the result
+less strict than the settings. It requires that every condition in `ElevationGates` is met.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ExecPlacement(Struct, frozen=True, kw_only=True):
 def resolve_placement(
     policy: ExecPolicy, request: ExecRequest, gates: ElevationGates, *, sandbox_works: bool
 ) -> ExecPlacement:
-    """Return where a command runs, by the stricter of the settings and the request.
+    """Return where a command runs. If settings and request differ, the stricter applies.
 
     Only elevation, if all its gates are open, makes the result less strict than the settings.
     """

@@ -17,8 +17,8 @@ def list_active_permissions(
 ) -> tuple[Permission, ...]:
     """Return the permissions that apply in this session.
 
-    A grant for all sessions applies only in sessions that a person opened. A subagent, a schedule
-    or a background job has only the permissions that were granted to its session.
+    A grant that is not limited to one session applies in every session that a person opened. A subagent,
+    a schedule or a background job has only the permissions that were granted to its session.
     """
     return tuple(
         grant.permission

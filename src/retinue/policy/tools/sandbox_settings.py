@@ -58,7 +58,10 @@ def _tighten_docker(server: DockerSettings, own: SandboxRules) -> DockerSettings
 
 
 def is_main_session(origin: Origin, owner: str) -> bool:
-    """Whether the owner opened the session in a terminal or the web app. In channels, others may write."""
+    """Whether the owner opened the session in a terminal or the web app.
+
+    Sessions of channels do not count, because other people may write there.
+    """
     return origin.kind in (OriginKind.TERMINAL, OriginKind.WEB) and origin.belongs_to(owner)
 
 

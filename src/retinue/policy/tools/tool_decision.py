@@ -25,7 +25,7 @@ CONFIRMATION = "confirmation"
 class ToolDecision(Struct, frozen=True, kw_only=True):
     """The decision on a tool call, with the findings that led to it.
 
-    `would_grant` are the permissions that a lasting yes would grant. It is empty if each call needs a
+    `would_grant` are the permissions that a lasting approval would grant. It is empty if each call needs a
     separate approval.
     """
 

@@ -1,4 +1,4 @@
-"""Groups, profiles and aliases of tools, and the expansion of the entries of a tool list to tool names."""
+"""Groups, profiles and aliases of tools. Expands the entries of a tool list to tool names."""
 
 from __future__ import annotations
 

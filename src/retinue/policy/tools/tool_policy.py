@@ -93,7 +93,7 @@ class PolicyLayer(Struct, frozen=True, kw_only=True):
 
     `is_fixed` means that the lists are built in, so an explanation names only `key`, not a list in
     it. `only_restricts` means that the rules apply because of a person other than the sender. Such
-    rules can only remove tools. They cannot enable a tool that must be named.
+    rules can only remove tools. They cannot enable a tool that is available only if a rule names it.
     """
 
     name: str
@@ -256,7 +256,10 @@ def _match_only_plugins(globs: Sequence[str], specs: Mapping[str, ToolSpec]) -> 
 
 
 def _group_by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
-    """Return the tools of each plugin or MCP server, under `plugin:NAME` and, if no group has that name, under NAME."""
+    """Return the tools of each plugin or MCP server, under `plugin:NAME` or `mcp:NAME`.
+
+    They are also under NAME, unless a group has that name.
+    """
     found: dict[str, list[str]] = {}
     for spec in specs:
         kind, colon, name = spec.source.casefold().partition(":")

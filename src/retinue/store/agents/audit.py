@@ -127,7 +127,7 @@ _last_anchored_position = sa.select(sa.func.max(_n.c.position)).where(
 
 
 def add_anchors(conn: sa.Connection, *, now_ms: int) -> AuditAnchor | None:
-    """Store an anchor (position and hash of the last entry) for each chain with entries since the last anchors.
+    """Store an anchor (position and hash of the last entry) for each chain that has grown since the last anchors.
 
     Returns the anchor of the server's chain, or None if no chain has new entries. That anchor also
     covers the other anchors. Store it outside the database, for example in the log, so that it can
@@ -265,7 +265,7 @@ def _anchor_flaws(conn: sa.Connection, chain: str | None) -> Iterator[AuditChain
 def _anchor_entry_flaws(conn: sa.Connection) -> Iterator[AuditChainFlaw]:
     """Compare the stored anchors with the server's chain, and yield a flaw for each difference.
 
-    Whenever anchors are stored, an entry with their common hash is added to the server's chain.
+    Whenever anchors are stored, an entry with one hash of them all is added to the server's chain.
     """
     known: set[int] = set()
     for row in conn.execute(_anchor_entries).all():

@@ -122,7 +122,7 @@ def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Cr
     """Set the order in which an agent uses its credentials for a provider.
 
     Credentials that are not in `order` come last. If `order` is empty, the default order applies:
-    tokens before keys, then least recently used.
+    tokens before keys, and within each, the least recently used first.
     """
     conn.execute(_clear_order, {"the_agent": agent, "the_provider": provider})
     for place, credential in enumerate(order):

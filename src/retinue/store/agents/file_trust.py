@@ -8,14 +8,14 @@ table and found by key:
                         private: the file was completely rewritten; valid while its ctime equals `at_ms`
     /path/of/folder/    untrusted: a command that could have written untrusted content ran here, so everything
                         that has changed since `at_ms` is untrusted
-                        person: the same, because the command ran for someone who may not change this path;
-                        the path may also be a file, or not exist
+                        person: a command ran for someone who may not change this path, so everything here that
+                        has changed since `at_ms` is untrusted; the path may also be a file, or not exist
     sha256:HASH         untrusted: this content came from outside, whichever file contains it
 
 Programs cannot set a ctime, so it reveals changes that were made without the server. But it is
-coarse, and it comes from a different clock than the server's time. Within `CTIME_SLACK_MS`, a file
-is therefore treated as untrusted if in doubt. If the clock is set back by more than that while a
-command is running, changes by the command are not noticed.
+coarse, and it comes from a different clock than the server's time. A change up to `CTIME_SLACK_MS`
+before `at_ms` therefore also makes a file untrusted. If the clock is set back by more than that while
+a command is running, changes by the command are not noticed.
 
 Callers pass resolved paths.
 """
@@ -114,8 +114,8 @@ def get_trust(conn: sa.Connection, path: str, *, ctime_ms: int, content: str = "
 def mark_untrusted(conn: sa.Connection, paths: Iterable[str], *, at_ms: int, run: RunId | None) -> None:
     """Mark files as untrusted. Call this before the files are written.
 
-    If the server crashes in between, a trusted file may be marked, but an untrusted file is never
-    left unmarked.
+    If the server crashes before they are written, a trusted file may be marked, but an untrusted
+    file is never left unmarked.
     """
     for path in paths:
         _upsert(conn, FileLabel(path, Trust.UNTRUSTED, at_ms), run)
@@ -161,7 +161,7 @@ def distrust_directory(conn: sa.Connection, path: str, at_ms: int, run: RunId | 
 
 
 def distrust_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
-    """Mark files at or below the given paths as untrusted if they change from now on.
+    """Store labels that make files at or below the given paths untrusted if they change from now on.
 
     `paths` maps each path to the current ctime of its file, or to None if there is no file. Unlike
     other labels, the labels stored here do not affect commands: the output of a command that can
@@ -205,8 +205,8 @@ def label_command(
 
     `untrusted` means that the command was made from untrusted content, or has network access. A
     command that can read untrusted files may also copy or move them, and a file that is moved with
-    its directory keeps its ctime. Everything that the command may write to is therefore marked as
-    untrusted if it changes after the earliest time at which something readable became untrusted.
+    its directory keeps its ctime. The labels therefore apply to everything that has changed since
+    the earliest time at which something readable became untrusted.
     """
     since = [at_ms] if untrusted else []
     if conn.execute(_any_untrusted).first() is None and not untrusted:

@@ -132,7 +132,7 @@ def list_unclosed(conn: sa.Connection, recipient: str) -> list[Envelope]:
 def list_unclosed_channels(conn: sa.Connection) -> list[str]:
     """List the channels with a delivery attempt that was opened but not closed.
 
-    There are at most as many channels as deliveries can run at the same time.
+    Their number is at most the number of deliveries that can run at the same time.
     """
     return [row.recipient for row in conn.execute(_unclosed_channels)]
 
@@ -140,8 +140,9 @@ def list_unclosed_channels(conn: sa.Connection) -> list[str]:
 def get_waiting_retry(conn: sa.Connection, recipient: str) -> Envelope | None:
     """Return the envelope to this channel that was tried before and is waiting for its next attempt, or None.
 
-    A channel has at most one, because no later envelope is tried before it has ended. The query
-    reads all envelopes that are waiting for the channel, so call it only if a retry may be waiting.
+    A channel has at most one, because later envelopes are tried only when this one has ended. The
+    query reads all envelopes that are waiting for the channel, so call it only if a retry may be
+    waiting.
     """
     row = conn.execute(_next_retry, {"recipient": recipient}).one_or_none()
     return envelope_from_row(row) if row else None

@@ -178,9 +178,9 @@ def revoke_admission(conn: sa.Connection, connector: str, sender_id: str) -> boo
 def delete_of_sender(conn: sa.Connection, service: str, sender_id: str) -> None:
     """Delete all access requests and admissions of a sender on a platform.
 
-    An admission does not store its platform, and the request that does may have been deleted. The
-    admissions of this sender id are therefore revoked on all connectors that are not known to
-    belong to another platform.
+    An admission does not store its platform, and the access request, which does, may have been
+    deleted. The admissions of this sender id are therefore revoked on all connectors that are not
+    known to belong to another platform.
     """
     values = {"the_service": service, "the_sender_id": sender_id}
     conn.execute(_revoke_admissions_of_sender, values)

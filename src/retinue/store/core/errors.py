@@ -216,7 +216,7 @@ class StoreTakenOver(StoreError):
 
     def __init__(self, holder: str) -> None:
         super().__init__(
-            "another server has taken over this database, so this one stops",
+            "another server has taken over this database, so this server stops",
             because=f"the connection that held the lock was lost, and the database is now locked by {holder}",
             try_this="stop one of the two servers, then start the other again",
         )

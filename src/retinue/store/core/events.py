@@ -63,7 +63,7 @@ _after_in_session = PerScope(
 
 
 class EventRange(Struct, frozen=True):
-    """The events after a cursor. The next query continues at `cursor`; `has_more` says whether more may be stored."""
+    """The events after a cursor. The next query continues at `cursor`; `has_more` says whether more may follow."""
 
     events: list[StoredEvent]
     cursor: int

@@ -1,8 +1,9 @@
 """The definitions of all database tables. Times are Unix milliseconds, bodies are JSON text, ids are 32 hex digits.
 
-Partial indexes contain only open rows, so accepting and claiming an envelope take the same time
-with ten stored envelopes as with a million. The conditions of these indexes use literals, both here
-and in queries. With a bound parameter, the query planner could not tell that the index applies.
+Partial indexes contain only open rows, such as pending envelopes. Accepting and claiming an envelope
+therefore take the same time with ten stored envelopes as with a million. The conditions of these
+indexes use literals, both here and in queries. With a bound parameter, the query planner could not
+tell that the index applies.
 """
 
 from __future__ import annotations

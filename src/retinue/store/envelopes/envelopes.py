@@ -232,7 +232,7 @@ def add(
     run: RunId | None = None,
     held: bool = False,
 ) -> None:
-    """Insert a draft as an envelope, and count it as accepted on its day. The caller has opened a `Transaction`.
+    """Insert a draft as an envelope, and add it to the daily count. The caller has opened a `Transaction`.
 
     The status is done if `outcome` is given, claimed if `run` is given, and otherwise pending. An
     envelope that is `held` is not due until `release_held` is called, even if its delivery time has
@@ -337,7 +337,7 @@ def resolve_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PR
 
 
 def list_due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
-    """List the due envelopes of a lane: decisions first, then the others by due time and sequence number."""
+    """List the due envelopes of a lane: decisions on approvals first, then by due time and sequence number."""
     rows = conn.execute(_due, {"session": session, "now": now_ms, "limit": limit})
     return [envelope_from_row(row) for row in rows]
 
@@ -465,7 +465,7 @@ def get_waiting_interim(conn: sa.Connection, *, run: str, recipient: str) -> Env
 def release_held(
     conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str
 ) -> None:
-    """Make an envelope due that was added with `held`, and set its session, recipient and text."""
+    """Make a held envelope due (see `add`), and set its session, recipient and text."""
     values = {"due": due_ms, "the_session": session, "the_recipient": str(recipient), "the_text": text}
     conn.execute(_release_held, {"the_id": id_, **values})
 

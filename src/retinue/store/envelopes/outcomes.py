@@ -1,6 +1,6 @@
 """Settle envelopes with exactly one outcome each, and advance the schedules that sent them.
 
-Every accepted envelope must be settled here. Otherwise, its schedule would not continue.
+Every accepted envelope must be settled here. Otherwise, the schedule that sent it would not continue.
 """
 
 from __future__ import annotations

@@ -452,7 +452,7 @@ RULES: tuple[LedgerRule, ...] = (
     ),
     LedgerRule(
         "claimed",
-        "a claimed or suspended envelope is held by exactly one open run or delivery, and these hold no other",
+        "a claimed or suspended envelope is held by exactly one open run or delivery, which hold no other envelope",
         (_find_not_held, _sent_unclaimed),
     ),
     LedgerRule(

@@ -3,7 +3,7 @@
     retinue.db      the database, copied from one snapshot while the server is running
     files/          the attachments that this snapshot refers to
     agents/         the agent directories
-    schedules/      the files of schedules, with their memory
+    schedules/      the files of schedules, with the notes that their runs keep
     skills/ ...     skills, hooks, instruction templates, and the data of hooks and plugins
     retinue.toml    the settings, if they are in the data directory
     manifest.json   a list of these files with sizes and hashes; written last
@@ -228,7 +228,7 @@ def verify(folder: Path, *, now_ms: int) -> BackupVerification:
 
 
 def _store_name(manifest: BackupManifest) -> str:
-    """Return the file name of the database in a backup. Backups of earlier versions use its former name."""
+    """Return the file name of the database in a backup. In backups of earlier versions, it is `FORMER_NAME`."""
     return FORMER_NAME if any(part.path == FORMER_NAME for part in manifest.parts) else STORE
 
 
@@ -301,9 +301,9 @@ def open_read_only(path: Path) -> Generator[sa.Connection]:
 def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: str) -> Path:
     """Restore a backup into a data directory. The caller must hold the instance lock.
 
-    The backup is verified, copied, and compared again before anything is replaced. The database is
-    replaced by a rename, so that at any time either the old or the new one exists. Returns the
-    directory to which the previous content was moved.
+    The backup is verified and copied, and the copy is compared with the manifest before anything is
+    replaced. The database is replaced by a rename, so that at any time either the old or the new
+    one exists. Returns the directory to which the previous content was moved.
     """
     found = verify(folder, now_ms=now_ms)
     if not found.is_ok:

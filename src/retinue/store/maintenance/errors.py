@@ -123,5 +123,6 @@ class RestoreFailed(StoreError):
         super().__init__(
             "cannot restore the backup",
             because=because,
-            try_this=f"correct the cause and retry; if RETINUE_HOME/{marker} exists, it has the path of the old files",
+            try_this=f"correct the cause and retry; if RETINUE_HOME/{marker} exists, "
+            "it contains the path of the old files",
         )

@@ -159,8 +159,8 @@ def settle(
 
     The cost is what the provider reported, or else the price of the tokens. If the number of tokens
     is not known, the complete reservation is charged. If the price is not known, the cost is 0. In
-    both cases the cost is marked as unknown. If the cost exceeds the reservation, the released
-    amount is negative.
+    both cases the cost is marked as unknown. If the cost exceeds the reservation,
+    `released_microusd` is negative.
     """
     row, is_new = _get_or_build_row(
         conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms
@@ -235,7 +235,7 @@ def get_spent_microusd(conn: sa.Connection, run: str) -> int:
 def list_warnings(
     conn: sa.Connection, run: Run, *, terms: ModelCallReservationRequest, days: BudgetPeriod, root: str
 ) -> tuple[str, ...]:
-    """Return a warning for each budget that the last model call of a run has taken over the warning threshold.
+    """Return a warning for each budget whose warning threshold was exceeded by the last model call of a run.
 
     Call this in the commit that settles the run's last call. For any other call, reserving the next
     call returns the warnings.
@@ -404,7 +404,7 @@ def _new_row(
 
 
 def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
-    """Close the row of a model call, and add what changed to the daily sums.
+    """Close the row of a model call, and add the difference from its old values to the daily sums.
 
     If a call is closed twice, its cost is therefore counted only once.
     """

@@ -179,14 +179,14 @@ def release_of_run(conn: sa.Connection, run: str) -> None:
 
 
 def silence_run(conn: sa.Connection, run: str) -> None:
-    """Keep the results of a stopped run's open delegations from starting a run. They are stored for the next turn."""
+    """Prevent the results of a stopped run's open delegations from starting a run. They are kept for the next turn."""
     conn.execute(_silence_run, {"the_run": run})
 
 
 def silence_session(conn: sa.Connection, session: str) -> None:
-    """Keep the results of a session's open delegations from starting a run.
+    """Prevent the results of the open delegations given to this session from starting a run.
 
-    The session and its parent were stopped. The results are stored for the next turn.
+    The session and its parent were stopped. The results are stored for the parent's next turn.
     """
     conn.execute(_silence_session, {"the_child": session})
 

@@ -64,8 +64,8 @@ def get_channel_author(envelope: Envelope, *, connector: str = "") -> Address | 
 def expand_decisions(conn: sa.Connection, batch: Iterable[Envelope]) -> Iterator[Envelope]:
     """Yield the envelopes, but replace each decision on an approval.
 
-    It is replaced by the envelopes of the run that asked for the approval, because the run that
-    reads the decision continues their work.
+    It is replaced by the envelopes of the run that asked for the approval. The run that reads the
+    decision continues the work on these envelopes.
     """
     waiting, seen = list(batch), set[str]()
     while waiting:

@@ -69,8 +69,8 @@ def can_see(conn: sa.Connection, principal: Principal | None, session: Session) 
 def is_descendant(conn: sa.Connection, other: Session, session: Session) -> bool:
     """Whether `other` is the same session as `session`, or was started from it.
 
-    A session counts as started from it if `session` spawned it, or uses it to write to another
-    agent, directly or through other sessions.
+    A session was started from `session` if `session` spawned it, or if it was created for messages
+    from `session` to another agent. Both may be indirect, through other sessions.
     """
     ours = str(address.agent_address(session.agent, session.id))
     at: Session | None = other

@@ -286,7 +286,7 @@ def list_schedules(
 def list_of_kind(
     conn: sa.Connection, kind: ScheduleKind, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[StoredSchedule]:
-    """List the schedules of one kind. Use this only for kinds with few schedules, because there are no pages."""
+    """List the schedules of one kind. Use this only for kinds with few schedules, because the list has no pages."""
     values = {"kind": kind.value, "limit": limit, **principal_parameters(seen_by)}
     return [_schedule_from_row(row) for row in conn.execute(_list_of_kind[visibility_scope(seen_by)], values)]
 
@@ -828,7 +828,7 @@ def _continue_schedule(
 
 
 def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence) -> None:
-    """Store as skipped the occurrences that were missed while this one was waiting for the server or running."""
+    """Store as skipped the occurrences that were missed before this one started, and while it was running."""
     known, begun, now = _recorded_until(stored, occurrence), occurrence.started_at or occurrence.at, from_ms(tx.at_ms)
     if known < begun:
         _record_skipped(tx, stored, known, begun, because=TOO_LATE)

@@ -1,4 +1,7 @@
-"""Store the session ids that external agents chose. Each id is assigned to one session, even after it is deleted."""
+"""Store the session ids that external agents chose.
+
+Each id is assigned to one session, and stays assigned to it if the session is deleted.
+"""
 
 from __future__ import annotations
 

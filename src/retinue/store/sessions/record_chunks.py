@@ -51,8 +51,8 @@ _tails_decoder = msgspec.msgpack.Decoder(list[str])
 class RecordChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     """The records of a chunk, stored by column.
 
-    A plain body is split: its text is in `texts`, and the rest of its JSON is in `tails`,
-    compressed. `others` contains all other bodies, by index.
+    A plain body (text only) is split: its text is in `texts`, and the rest of its JSON is in
+    `tails`, compressed. `others` contains all other bodies, by index.
     """
 
     kinds: list[RecordKind]
@@ -84,7 +84,7 @@ _DECODE_ERRORS = (LookupError, ValueError, TypeError, OverflowError, msgspec.Msg
 
 
 def write_chunk(conn: sa.Connection, session: SessionId, *, next_seq: int) -> None:
-    """Build the chunk of the records before `next_seq`, and delete chunks from before the context."""
+    """Build the chunk of the records before `next_seq`, and delete the chunks that the context no longer needs."""
     number = next_seq // CHUNK_RECORDS - 1
     first, last = _bounds(number)
     rows = conn.execute(_select_records, {"session": session, "first": first, "last": last}).all()

@@ -1,4 +1,4 @@
-"""Store the records of sessions. Each record is written in the same commit as what it describes.
+"""Store the records of sessions. Each record is written in the same commit as the change that it describes.
 
 Damaged records do not prevent other records from being read. They are returned separately.
 """

@@ -40,7 +40,7 @@ def find_session(conn: sa.Connection, text: str, *, agent: str, principal: Princ
 
 
 def find_by_label(conn: sa.Connection, label: str, *, agent: str) -> Session | None:
-    """Return the agent's session with this label, which is the session's name, or None."""
+    """Return the agent's session with this label, or None. The label is the session's name."""
     known = agents.find(conn, agent)
     found = sessions.find_by_name(conn, known.name, label.strip()) if known is not None else None
     return sessions.get(conn, found) if found is not None else None

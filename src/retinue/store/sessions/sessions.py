@@ -459,7 +459,7 @@ def reset_context(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> Non
 
 
 def request_reset(conn: sa.Connection, id_: str, reasons: str) -> None:
-    """Store that the next run must reset the context, with the reasons. The current run is not affected."""
+    """Store that the next run must start with a reset of the context, and why. The current run is not affected."""
     conn.execute(_request_reset, {"the_id": id_, "reasons": reasons})
 
 
@@ -468,7 +468,7 @@ def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int
 
 
 def set_model_choice(conn: sa.Connection, id_: str, mind: SessionOptions) -> None:
-    """Store the model choice of a session. Its update time does not change, so it does not move up in lists."""
+    """Store the model choice of a session. The session does not move up in lists: its update time does not change."""
     conn.execute(_set_model_choice, {"the_id": id_, "body": _encode(mind).decode()})
 
 

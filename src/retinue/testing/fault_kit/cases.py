@@ -285,13 +285,15 @@ CASES: dict[str, FaultCase] = {
         FaultCase("store-fails", "the server fails to store inbound messages a few times", _store_fails),
         FaultCase("store-fails-late", "the server stores a message, and fails to confirm it", _store_fails_late),
         FaultCase(
-            "crash-before-commit", "the server is killed with a message that is not stored", _crash_before_commit
+            "crash-before-commit", "the server is killed before it stores an inbound message", _crash_before_commit
         ),
         FaultCase(
             "crash-after-commit", "the server is killed before it confirms a stored message", _crash_after_commit
         ),
         FaultCase(
-            "connector-restarted", "the connector is closed and created again, as for new settings", _restart_connector
+            "connector-restarted",
+            "the connector is closed and created again, as after a change of settings",
+            _restart_connector,
         ),
         FaultCase("connection-cut", "the connection breaks, repeatedly", _connection_broken),
         FaultCase(
@@ -299,7 +301,7 @@ CASES: dict[str, FaultCase] = {
             "a message arrives at the platform while there is no connection",
             _message_while_offline,
         ),
-        FaultCase("no-connection", "a message is to be sent while there is no connection", _no_connection),
+        FaultCase("no-connection", "a delivery is due while there is no connection", _no_connection),
         FaultCase("slow-connection", "all data arrives in small pieces", _slow_connection),
         FaultCase("half-open", "the connection stays open, and no data arrives", _half_open_connection),
         FaultCase("cut-before", "the connection breaks before a sent message arrives", _break_before),
@@ -324,7 +326,7 @@ CASES: dict[str, FaultCase] = {
             "kill -9 after the platform accepted a message, before it is confirmed",
             kill_cases.kill_while_sending,
         ),
-        FaultCase("killed-before-commit", "kill -9 with a message that is not stored", kill_cases.kill_before_commit),
+        FaultCase("killed-before-commit", "kill -9 before an inbound message is stored", kill_cases.kill_before_commit),
         FaultCase("killed-after-commit", "kill -9 before a stored message is confirmed", kill_cases.kill_after_commit),
     )
 }

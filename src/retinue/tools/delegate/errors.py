@@ -61,7 +61,7 @@ class SessionIsCurrent(ToolFailed):
 
 
 class SessionForbidden(ToolFailed):
-    """The agent's visibility, or its sandbox, does not allow access to the session."""
+    """The settings of the agents, or of the sandbox, do not allow access to the session."""
 
     code = "session.forbidden"
 

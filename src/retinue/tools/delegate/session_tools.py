@@ -1,7 +1,7 @@
 """The tools `sessions_list`, `sessions_history` and `sessions_send`: read and write other sessions.
 
-Access depends on the agent's visibility, on whether its session is sandboxed, and on what the run
-principal can see. If the run principal cannot see a session, it is reported as not found.
+Access depends on the settings of the agents, on whether the current session is sandboxed, and on
+what the run principal can see. A session that the run principal cannot see is reported as not found.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _build_json_output(body: Any, *, failed: bool = False, trust: Trust = Trust.
 
 
 class _SessionAccess:
-    """Decides which sessions the run of one call may access, from one read of the store."""
+    """Decides which sessions the run that makes a call may access. Used within one read of the store."""
 
     def __init__(self, conn: sa.Connection, context: ToolContext, *, confined: bool) -> None:
         run, here = runs.get(conn, context.run), sessions.get(conn, context.session)

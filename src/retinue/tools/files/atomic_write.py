@@ -50,8 +50,8 @@ def write_atomically(
 ) -> WrittenFile:
     """Create or replace a file, with its missing parent folders. Readers see the old or the new file.
 
-    A replaced file keeps its mode. It keeps its owner if the server may set the owner. With `was`,
-    the file is replaced only if it is unchanged since that status was taken.
+    A replaced file keeps its mode. It keeps its owner if the server may set the owner. If `was`, an
+    earlier status of the file, is given, the file is replaced only if it is unchanged since then.
     """
     folder, name = os.path.split(resolved.real)
     try:

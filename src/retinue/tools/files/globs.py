@@ -49,7 +49,7 @@ class Glob(Struct, frozen=True):
         return len(self.parts) in self._closure(reached)
 
     def _closure(self, reached: set[int]) -> set[int]:
-        """Return the positions, and the positions after each `**` at them, because `**` may match no folder."""
+        """Return the positions, and the position after each `**` among them, because `**` may match no folder."""
         found = set(reached)
         for at in sorted(reached):
             while at < len(self.parts) and isinstance(self.parts[at], str):

@@ -85,7 +85,7 @@ def _iterate_instruction_paths(context: ToolContext) -> Iterator[Path]:
 
 
 def _find_nested_workspace(real: str, home: Path) -> Path | None:
-    """Return the other agent's workspace inside this agent directory that contains a path, if any.
+    """Return the workspace of another agent, inside this agent directory, that contains a path, or None.
 
     Neither the path nor the workspace has to exist yet.
     """

@@ -36,7 +36,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
 class LimitedTransport(httpx2.AsyncBaseTransport):
     """Limits the size of responses and refuses compressed ones, which could decompress to any size.
 
-    An event stream has no total limit. Its reader limits the size of one event.
+    An event stream has no total limit. Its reader limits the size of each event.
     """
 
     def __init__(self, *, on_error_status: Callable[[int], None], bytes_max: int = MESSAGE_BYTES_MAX) -> None:

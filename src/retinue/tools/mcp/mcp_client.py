@@ -99,7 +99,7 @@ class McpConnection(Struct):
         """Call a tool of the MCP server.
 
         The package's own method `call_tool` is not used: it would validate the result against the
-        server's schema, whose patterns could take unbounded time.
+        server's schema, whose regular expressions could take any amount of time.
         """
         import mcp_types as types
 

@@ -156,7 +156,7 @@ class McpServerPool:
     def list_tools(self) -> list[Tool]:
         """Return the tools of servers with an approved list.
 
-        An unavailable server keeps its tools; calls then fail.
+        This includes the tools of servers that are unavailable; calls of these tools fail.
         """
         found: list[Tool] = []
         for name, server in self._servers.items():

@@ -12,7 +12,7 @@ from retinue.tools.shell.sandbox_choice import SandboxChooser
 def build_server_sandbox(chooser: SandboxChooser) -> FindServerSandbox:
     """Return a function that chooses the sandbox for the command of an MCP server.
 
-    It chooses as it does for the tool `exec`, except that no person can be asked, and that the mode
+    The choice is made as for the tool `exec`, except that no person can be asked, and that the mode
     `non-main` never disables the sandbox.
     """
 

@@ -67,7 +67,7 @@ class LineBuffer:
         return complete
 
     def _append(self, part: bytes) -> bytes | None:
-        """Return the line so far, or None if the line is too long. Then only its beginning is kept."""
+        """Return the line so far, or None if the line is too long. In that case, only its beginning is kept."""
         if self._is_dropping:
             return None
         if len(self._buffer) + len(part) > self._bytes_max:

@@ -36,7 +36,7 @@ _NO_ID = "0" * 32
 class ToolHints(Struct, frozen=True, kw_only=True):
     """A server's hints about the effects of a tool.
 
-    None means that the server gives no hint. The tool is then assumed to have the effect.
+    If the server gives no hint (None), the tool is assumed to have the effect.
     """
 
     read_only: bool | None = None

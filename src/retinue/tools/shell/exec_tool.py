@@ -386,7 +386,7 @@ async def _start(sandbox: Sandbox, argv: Sequence[str], confinement: Confinement
 
 
 def _limit_to_foreground(arguments: ExecArguments) -> ExecArguments:
-    """Return the arguments for a command that is waited for: not in the background, and with a shorter timeout."""
+    """Return the arguments for running a command in the foreground, with a limited timeout."""
     return msgspec.structs.replace(arguments, background=False, timeout_s=min(arguments.timeout_s, FOREGROUND_S_MAX))
 
 

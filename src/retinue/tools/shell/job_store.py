@@ -116,7 +116,7 @@ class JobStore:
     async def notify_session(self, process: CommandProcess) -> None:
         """Send the envelope about the end of a command.
 
-        Its key derives from the process, so it is sent once.
+        Its key derives from the process, so it is sent only once.
         """
         draft = EnvelopeDraft(
             id=EnvelopeId(derive_id(process.id, "ended")),
@@ -163,7 +163,7 @@ class JobStore:
             self.log_path(id_).unlink(missing_ok=True)
 
     async def prune(self, session: SessionId | None = None) -> bool:
-        """Delete commands that ended long ago. For a session, also delete those beyond its limit, oldest first.
+        """Delete commands that ended long ago. With `session`, also delete those beyond its limit, oldest first.
 
         Returns whether any finished command is left.
         """
@@ -179,8 +179,9 @@ class JobStore:
         return bool(await self._store.read(partial(processes.list_reported, limit=1)))
 
     async def reconcile(self) -> None:
-        """Kill commands left by an earlier server process, and send missing notifications. Runs at
-        startup.
+        """Kill commands that an earlier server process left running, and send missing notifications.
+
+        Called when the server starts.
         """
         for process in await self._store.read(partial(processes.list_unfinished, limit=BATCH_SIZE)):
             try:

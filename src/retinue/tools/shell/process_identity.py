@@ -1,4 +1,4 @@
-"""Identifies a process beyond its pid, because the kernel reuses pids."""
+"""Identifies a process by more than its pid, because the kernel reuses pids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _START_FIELD = 19  # start time in ticks since boot, a field of /proc/PID/stat a
 
 
 def read_identity(pid: int) -> str:
-    """Return the boot id and the start time of a process. Both are empty if the system does not provide them."""
+    """Return the boot id and the start time of a process as one string. It is empty if they cannot be read."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         # The name is in parentheses and may itself contain parentheses.
@@ -24,7 +24,7 @@ def read_identity(pid: int) -> str:
 
 
 def kill_leftover(pid: int, identity: str) -> str:
-    """Kill a process that an earlier server process left, with its group, unless the pid has been reused.
+    """Kill a process that an earlier server process left running, and its group, unless the pid was reused.
 
     Returns the reason to store for the end of the command.
     """

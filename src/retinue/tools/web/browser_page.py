@@ -91,7 +91,7 @@ class BrowserPages:
 
     @property
     def notes(self) -> list[str]:
-        """Return what else happened in the browser since the last call, such as closed dialogs, and clear it."""
+        """Return what else happened in the browser since the last call, such as closed dialogs. Clears the list."""
         notes, self._notes = self._notes, []
         return notes
 

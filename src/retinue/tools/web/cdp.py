@@ -67,9 +67,7 @@ class CdpClient:
                 answer.exception()  # retrieve the exception so that asyncio does not log it
 
     async def close(self, *, grace_s: float = 0.0) -> None:
-        """Close the connection. `grace_s` is the time to read remaining messages of a finished
-        browser.
-        """
+        """Close the connection. `grace_s` is the time to read the last messages of a browser that has ended."""
         await asyncio.wait([self._task], timeout=grace_s)
         self._task.cancel()
         await asyncio.wait([self._task])

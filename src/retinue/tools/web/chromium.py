@@ -134,7 +134,7 @@ _SHELL_SCRIPT = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
 
 
 class LaunchMode(Struct, frozen=True):
-    """A way to start a browser on this machine. At least one of the two sandboxes confines it."""
+    """A way to start a browser on this machine, confined by bubblewrap, by Chromium's own sandbox, or by both."""
 
     bubblewrap: bool
     chromium_sandbox: bool

@@ -352,7 +352,8 @@ class BrowserKeyUnknown(BrowserFailed):
     def __init__(self, key: str, *, names: Iterable[str], modifiers: Iterable[str]) -> None:
         super().__init__(
             f"no key named {key[:40]!r}",
-            because=f"a key is one character or one of {', '.join(names)}; {', '.join(modifiers)} go before it with +",
+            because=f"a key is one character or one of {', '.join(names)}; "
+            f"a modifier ({', '.join(modifiers)}) goes before it, with +",
             try_this="use a key such as Enter or Control+a",
         )
 

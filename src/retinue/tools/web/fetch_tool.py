@@ -119,7 +119,7 @@ class WebFetchTool:
         return ToolOutput(text=text, trust=Trust.UNTRUSTED, attachments=page.attachments, failed=failed)
 
     def _wrap_page(self, text: str, source: Mapping[str, str], id_: str, *, offset: int, chars_max: int) -> str:
-        """Return as much of the text as fits into a result, together with its wrapper.
+        """Return as much of the text as fits into a result, wrapped as untrusted content.
 
         Replacing forged markers and secrets can make the text longer.
         """

@@ -175,5 +175,5 @@ def _charset(content_type: str) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether a codec is a character set. Other codecs, such as `zip`, could decompress a bomb."""
+    """Return whether a codec is a character set. Other codecs, such as `zip`, can decompress to any size."""
     return bool(getattr(codecs.lookup(name), "_is_text_encoding", False))
