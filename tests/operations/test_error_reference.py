@@ -87,6 +87,22 @@ class SessionTaken(NotFound):
     assert error.try_this == "(depends on the case)\nchoose another"
 
 
+def test_the_error_reference_shows_the_text_of_a_constant_and_not_its_name(tmp_path: Path) -> None:
+    [error] = errors_in(
+        tmp_path,
+        agents="""
+_TELL_OWNER = "ask the owner"
+
+class AgentNotFound(NotFound):
+    code = "agent.not_found"
+
+    def __init__(self, name):
+        super().__init__(f"no agent named '{name}'", try_this=f"create it, or {_TELL_OWNER}")
+""",
+    )
+    assert error.try_this == "create it, or ask the owner"
+
+
 def test_the_error_reference_keeps_the_codes_of_error_classes_with_the_same_name(tmp_path: Path) -> None:
     source = """
 class Missing(NotFound):

@@ -43,6 +43,7 @@ class _Module(Struct, frozen=True):
     name: str
     tree: ast.Module
     imports: Mapping[str, str]  # local name -> qualified name
+    texts: Mapping[str, ast.expr]  # constants of the module that are strings
 
 
 class _ErrorClass(Struct, frozen=True):
@@ -50,6 +51,7 @@ class _ErrorClass(Struct, frozen=True):
     node: ast.ClassDef
     bases: Sequence[str]  # qualified, as far as they are known
     code: str  # empty: the code of the base class
+    texts: Mapping[str, ast.expr]  # constants of its module that are strings
 
     def constructor(self) -> ast.FunctionDef | None:
         found = (each for each in self.node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
@@ -66,7 +68,7 @@ def find_errors(folder: Path) -> Iterator[ErrorText]:
             yield from _class_texts(each)
     for module in modules:
         for call in (node for node in ast.walk(module.tree) if isinstance(node, ast.Call) and node.args):
-            yield from _call_texts(call, _resolve(call.func, module, by_name), classes)
+            yield from _call_texts(call, _resolve(call.func, module, by_name), classes, module.texts)
 
 
 # --- classes ---
@@ -84,7 +86,18 @@ def _read_module(path: Path, folder: Path) -> _Module:
             imports |= {each.asname: each.name for each in node.names if each.asname}
         elif isinstance(node, ast.ClassDef):
             imports[node.name] = f"{name}.{node.name}"
-    return _Module(name, tree, imports)
+    texts = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and _is_text(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return _Module(name, tree, imports, texts)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _find_error_classes(modules: Mapping[str, _Module]) -> dict[str, _ErrorClass]:
@@ -95,7 +108,7 @@ def _find_error_classes(modules: Mapping[str, _Module]) -> dict[str, _ErrorClass
             if isinstance(node, ast.ClassDef):
                 name = f"{module.name}.{node.name}"
                 bases = [_resolve(base, module, modules) for base in node.bases]
-                every[name] = _ErrorClass(name, node, bases, _own_code(node))
+                every[name] = _ErrorClass(name, node, bases, _own_code(node), module.texts)
     return {name: each for name, each in every.items() if _is_error(each, every)}
 
 
@@ -153,7 +166,7 @@ def _class_texts(error: _ErrorClass) -> Iterator[ErrorText]:
     if constructor is None or not calls or _passes_sentence(constructor):
         yield described
         return
-    local = {
+    local = dict(error.texts) | {
         target.id: node.value
         for node in ast.walk(constructor)
         if isinstance(node, ast.Assign)
@@ -186,7 +199,9 @@ def _first_paragraph(node: ast.ClassDef) -> str:
 # --- calls that pass a sentence ---
 
 
-def _call_texts(call: ast.Call, source: str, classes: Mapping[str, _ErrorClass]) -> Iterator[ErrorText]:
+def _call_texts(
+    call: ast.Call, source: str, classes: Mapping[str, _ErrorClass], texts: Mapping[str, ast.expr]
+) -> Iterator[ErrorText]:
     """Yield the texts of an error that is raised with its own sentence instead of the fixed texts of its class."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     known = classes.get(source)
@@ -194,7 +209,7 @@ def _call_texts(call: ast.Call, source: str, classes: Mapping[str, _ErrorClass])
     takes_sentence = "code" in given or (known is not None and _takes_sentence(known, classes))
     if "." not in code or not takes_sentence or not ("because" in given or "code" in given):
         return
-    sentence, because, try_this = _texts_of_call(call, {})
+    sentence, because, try_this = _texts_of_call(call, texts)
     yield ErrorText(code, source or ast.unparse(call.func), "", sentence, because, try_this)
 
 
