@@ -79,7 +79,7 @@ async def read_snapshot(
 ) -> InstructionSnapshot:
     """Read all instruction files of an agent.
 
-    `is_first` says whether this is the first conversation of a session, before any reset or summary.
+    `is_first` says whether the session is new, without any reset or summary. Only then is `BOOTSTRAP.md` read.
     """
     take_one = partial(_read_file, read_file, redact)
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, agent_directory))]

@@ -82,7 +82,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 ("main", "schedule", "subagent", "background"),
-                "kind of lane, which limits how many runs are active at once; default: the session's",
+                "lane kind whose slots the run uses; default: the lane kind of the session",
             ),
             ("workspace", "--workspace", "text", "", "", (), "absolute path of the workspace for the run"),
             (
@@ -1200,7 +1200,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "maximum number of replies that two agents' sessions send each other in one exchange",
+                "maximum number of replies in one exchange between two agents, counting both sides",
             ),
             (
                 "delegation_allow_cycles",
@@ -1273,7 +1273,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "time of day at which heartbeats start: HH:MM",
+                "time of day at which heartbeats start: HH:MM in the time zone of the heartbeat",
             ),
             (
                 "heartbeat_active_end",
@@ -1766,7 +1766,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "maximum number of replies that two agents' sessions send each other in one exchange",
+                "maximum number of replies in one exchange between two agents, counting both sides",
             ),
             (
                 "delegation_allow_cycles",
@@ -1839,7 +1839,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "time of day at which heartbeats start: HH:MM",
+                "time of day at which heartbeats start: HH:MM in the time zone of the heartbeat",
             ),
             (
                 "heartbeat_active_end",
@@ -2223,7 +2223,15 @@ OPERATIONS: tuple[Operation, ...] = (
                 (),
                 "template file to try instead of the current template; nothing is changed",
             ),
-            ("parts", "--parts", "boolean", "", False, (), "include the text of each section and the previous prompt"),
+            (
+                "parts",
+                "--parts",
+                "boolean",
+                "",
+                False,
+                (),
+                "also return the text of each section of the prompt, and the previous prompt of the session",
+            ),
         ),
     ),
     ("model.list", "List the available models.", False, "standard", ()),
@@ -2275,7 +2283,15 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             ("region", "--region", "text", "", "", (), "region in which the key is valid; default: everywhere"),
             ("key_env", "--key-env", "text", "", "", (), "environment variable that has the key"),
-            ("key_file", "--key-file", "text", "", "", (), "file that has the key, readable only by its owner"),
+            (
+                "key_file",
+                "--key-file",
+                "text",
+                "",
+                "",
+                (),
+                "file that contains the key; only its owner may have access to it",
+            ),
             ("key", "--key", "text", "", "", (), "the key itself; it is stored in a file and never shown"),
         ),
     ),
@@ -2565,7 +2581,7 @@ OPERATIONS: tuple[Operation, ...] = (
         False,
         "boss",
         (
-            ("changes", "--changes", "json", "", None, (), "changes to preview, in the form of `config patch`"),
+            ("changes", "--changes", "json", "", None, (), "changes to preview, in the format of `config patch`"),
             (
                 "text",
                 "--text",
@@ -3053,7 +3069,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "boss",
         (
             ("name", "--name", "text", "required positional", None, (), "name of a plugin instance"),
-            ("plugin", "--plugin", "text", "", "", (), "name of the plugin; default: the name of the instance"),
+            ("plugin", "--plugin", "text", "", "", (), "name of the plugin; default: the name of the plugin instance"),
         ),
     ),
     (
@@ -3437,7 +3453,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "server.doctor",
-        "Check the server and its data, and report problems with a next step.",
+        "Check the server and its data, and report problems, each with a next step.",
         False,
         "privileged",
         (

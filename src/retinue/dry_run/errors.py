@@ -89,7 +89,7 @@ class DryRunDiskFull(StoreError):
         super().__init__(
             "not enough disk space for a dry run",
             because=f"a copy of the store needs {needed_bytes:,} bytes, and {free_bytes:,} bytes are free in {folder}",
-            try_this="retinue dry-run --keep FOLDER, with a folder on a larger disk",
+            try_this="retinue dry-run --keep FOLDER, with a folder on a disk with more free space",
         )
 
 

@@ -82,7 +82,7 @@ class FakeChat:
 
 
 class FakeTelegram:
-    """The state of Telegram, the actions of its people, and the methods that a bot can call."""
+    """The state of Telegram, the actions of its users, and the methods that a bot can call."""
 
     def __init__(self, *, bot_id: int = 777, username: str = "retinue_bot") -> None:
         self.me: Json = build_user(bot_id, "Retinue", username=username, is_bot=True) | {

@@ -70,7 +70,7 @@ class StepLimitReached(SimulationError):
 class NotSimulated(NotImplementedError):
     """The code under test used a real thread, socket, process or signal, or replaced a part of the loop.
 
-    The error is a `NotImplementedError`, because event loops report a missing ability in this way.
+    The error is a `NotImplementedError`, because event loops report an unsupported feature in this way.
     """
 
 

@@ -1,4 +1,4 @@
-"""The tool protocol: what a tool declares and how it is performed.
+"""The tool protocol: what a tool declares, and how a call is performed.
 
 Arguments are parsed before a tool receives them.
 """

@@ -1223,7 +1223,7 @@ export interface Operations {
   "audit.verify": { parameters: AuditVerifyRequest; result: AuditVerifyResult; hasEffect: false };
   /** Export the audit log as JSON lines. */
   "audit.export": { parameters: AuditExportRequest; result: AuditExport; hasEffect: false };
-  /** Check the server and its data, and report problems with a next step. */
+  /** Check the server and its data, and report problems, each with a next step. */
   "server.doctor": { parameters: DoctorRequest; result: DoctorReport; hasEffect: false };
   /** Notify a person. */
   "notification.create": { parameters: NotificationCreateRequest; result: NotificationCreated; hasEffect: true };

@@ -77,9 +77,9 @@ def merge_album(parts: Sequence[InboundMessage]) -> InboundMessage:
 
 
 def get_channel(message: TelegramMessage) -> tuple[str, str]:
-    """Return the channel of a message.
+    """Return the channel of a message and, if it is a topic, the group that contains it.
 
-    If the channel is a topic, also return the group that contains it, or else an empty string.
+    Otherwise, the group is an empty string.
     """
     chat = str(message.chat.id)
     if message.is_topic_message and message.message_thread_id is not None:

@@ -52,7 +52,12 @@ class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         list[AttachmentUpload],
         msgspec.Meta(description="template file to try instead of the current template; nothing is changed"),
     ] = []
-    parts: Annotated[bool, msgspec.Meta(description="include the text of each section and the previous prompt")] = False
+    parts: Annotated[
+        bool,
+        msgspec.Meta(
+            description="also return the text of each section of the prompt, and the previous prompt of the session"
+        ),
+    ] = False
 
 
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):

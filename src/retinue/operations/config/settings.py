@@ -47,7 +47,7 @@ class ConfigPreviewRequest(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     changes: Annotated[
-        dict[str, Any] | None, msgspec.Meta(description="changes to preview, in the form of `config patch`")
+        dict[str, Any] | None, msgspec.Meta(description="changes to preview, in the format of `config patch`")
     ] = None
     text: Annotated[
         str | None, msgspec.Meta(description="complete new text of the file, to preview instead of `changes`")

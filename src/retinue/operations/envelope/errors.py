@@ -120,7 +120,7 @@ class WebhookNotAllowed(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "you cannot set a webhook",
-            because="only members can set a webhook, and only for their own messages",
+            because="only the owner and members can set a webhook, and only for their own messages",
             try_this="leave out `webhook`",
         )
 

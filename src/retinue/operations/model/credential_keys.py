@@ -54,7 +54,9 @@ class CredentialAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     )
     region: Annotated[str, msgspec.Meta(description="region in which the key is valid; default: everywhere")] = ""
     key_env: Annotated[str, msgspec.Meta(description="environment variable that has the key")] = ""
-    key_file: Annotated[str, msgspec.Meta(description="file that has the key, readable only by its owner")] = ""
+    key_file: Annotated[
+        str, msgspec.Meta(description="file that contains the key; only its owner may have access to it")
+    ] = ""
     key: Annotated[str, msgspec.Meta(description="the key itself; it is stored in a file and never shown")] = ""
 
 

@@ -108,7 +108,9 @@ class PluginInstanceRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class PluginEnableRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: PluginInstanceName
-    plugin: Annotated[str, msgspec.Meta(description="name of the plugin; default: the name of the instance")] = ""
+    plugin: Annotated[str, msgspec.Meta(description="name of the plugin; default: the name of the plugin instance")] = (
+        ""
+    )
 
 
 class PluginSettingsRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -146,7 +146,7 @@ class ScheduleOwnerUnclear(ToolFailed):
         super().__init__(
             f"you cannot create a schedule or reminder on behalf of {requesters[:200]}",
             because="it must belong to one person of this server, and runs with that person's rights",
-            try_this="ask the owner, or a member in a direct conversation, to create it",
+            try_this="request it as one person, in a direct conversation, or ask the owner to create it",
         )
 
 

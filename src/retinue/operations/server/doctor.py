@@ -244,7 +244,7 @@ def _to_check_row(result: CheckResult) -> DoctorCheckRow:
 OPERATIONS = (
     Operation(
         name="server.doctor",
-        summary="Check the server and its data, and report problems with a next step.",
+        summary="Check the server and its data, and report problems, each with a next step.",
         parameters=DoctorRequest,
         handler=run_doctor,
         result=DoctorReport,

@@ -174,7 +174,7 @@ def _count_envelopes(conn: sa.Connection, horizon: PurgeHorizon, before_ms: int)
 
 
 async def run_purge(store: Store, files: AttachmentFiles, horizon: PurgeHorizon, *, clock: Clock) -> PurgeCounts:
-    """Delete the data that is older than `horizon` allows, in short commits. Messages are accepted between commits."""
+    """Delete data that is older than `horizon` allows, in short transactions between which messages are accepted."""
     purged = ZERO_COUNTS
     # Events first: they must not outlive their envelopes. Runs last: they link the envelopes of a batch.
     if horizon.events_horizon_ms is not None:

@@ -11,7 +11,7 @@ PATH_SHOWN_CHARS = 200
 
 
 class SkillNotFound(NotFound):
-    """No skill has this name. `broken_folder` is set if a folder of this name is not a valid skill."""
+    """No valid skill has this name. `broken_folder` is set if a folder of this name is not a valid skill."""
 
     code = "skill.not_found"
 
@@ -79,7 +79,7 @@ class SkillOperationsNotFound(NotFound):
 
 
 class HookNotFound(NotFound):
-    """No hook has this name. `broken_folder` is set if a folder of this name is not a valid hook."""
+    """No valid hook has this name. `broken_folder` is set if a folder of this name is not a valid hook."""
 
     code = "hook.not_found"
 

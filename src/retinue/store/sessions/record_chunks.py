@@ -65,7 +65,7 @@ class RecordChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
 
 
 class _BodyTails:
-    """The JSON that follows the text in each plain body of a chunk. It is decompressed when it is first needed."""
+    """The rest of the JSON of each plain body in a chunk, after its text. Decompressed when first needed."""
 
     def __init__(self, first: int, packed: bytes) -> None:
         self._first = first

@@ -150,7 +150,7 @@ def read_page(path: Path, *, offset: int | None, limit: int, mask: Redact = str)
 def _redact_lines(before: Iterable[str], shown: Sequence[str], after: Iterable[str], redact: Redact) -> tuple[str, ...]:
     """Redact secrets in the shown lines.
 
-    The number of lines stays the same, but near a secret, line ends may move.
+    The number of lines stays the same, but near a secret, text may move to another line.
     """
     lead, text, rest = "".join(before), "".join(shown), "".join(after)
     redacted = redact_part(lead + text + rest, len(lead), len(lead) + len(text), redact)

@@ -245,7 +245,7 @@ class BrowserTimeout(BrowserFailed):
 
 
 class BrowserActionTimeout(BrowserFailed):
-    """A browser action, with the page that it opened, took too long."""
+    """A browser action took too long, including the loading of a page that it opened."""
 
     code = "browser.action_timeout"
 

@@ -76,7 +76,7 @@ def _find_raw_text_end(page: str, at: int, name: str) -> int:
 
 
 def plain_text(page: str, *, markdown: bool) -> str:
-    """Return the text of a page, one line per block."""
+    """Return the text of a page, one line per block. With `markdown`, headings and list items are marked."""
     pieces: list[str] = []
     for part in scan_html(page):
         if isinstance(part, str):
