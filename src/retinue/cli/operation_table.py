@@ -2803,7 +2803,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 "terminal",
                 ("chat", "web", "terminal", "agent", "external", "schedule", "heartbeat", "subagent", "background"),
-                "origin of the new session, if `session` is not given",
+                "kind of origin of the session, if `session` is not given",
             ),
             (
                 "call_source",

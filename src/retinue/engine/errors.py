@@ -33,7 +33,7 @@ class RunTimedOut(RetinueError):
     def __init__(self, limit_s: float, *, limit_name: str) -> None:
         super().__init__(
             f"the run took longer than {limit_s:g} seconds",
-            because=f"{limit_s:g} seconds is {limit_name}",
+            because=f"{limit_name} is {limit_s:g} seconds",
             try_this="send the message again, or raise the limit",
         )
 

@@ -130,7 +130,7 @@ class TranscriptCache:
 
 
 def _read_transcript(conn: sa.Connection, session: Session) -> tuple[CachedTranscript, Sequence[records.DamagedRecord]]:
-    """Read the context from the store and count its size. Counting right after reading takes half as long."""
+    """Read the context from the store and count its size. Counting it later takes twice as long."""
     found, damage = records.read_range(conn, session.id, first=session.context_start_seq, last=session.record_seq)
     transcript = CachedTranscript(session.id, session.context_start_seq, context_from_records(found))
     transcript.update_size()

@@ -207,7 +207,7 @@ def _build_argv(template: Sequence[str], values: Mapping[str, str]) -> list[str]
 def _read_output(path: Path, argv: Sequence[str], *, bytes_max: int) -> bytes:
     """Read a program's output file safely. The program may have created a symlink or a file of any size."""
     if path.is_symlink() or not path.is_file():
-        raise OwnerCommandFailed(argv, because="{output} does not exist, or is not a plain file")
+        raise OwnerCommandFailed(argv, because="{output} does not exist, or is not a regular file")
     with path.open("rb") as opened:
         data = opened.read(bytes_max + 1)
     if len(data) > bytes_max:

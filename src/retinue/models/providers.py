@@ -32,7 +32,7 @@ class Provider(Struct, frozen=True, kw_only=True):
 
 
 class ModelFamily(Struct, frozen=True):
-    """The facts that models with matching names share.
+    """The facts shared by all models whose name matches a pattern.
 
     If `efforts` is None, the supported efforts are unknown, and any requested effort is sent.
     """

@@ -280,6 +280,8 @@ def _fact_name(node: ast.expr, local: Mapping[str, ast.expr]) -> str:
             return name
         case ast.Subscript(value=value) | ast.BinOp(left=value):
             return _fact_name(value, local)
+        case ast.Call(func=ast.Attribute(attr="join", value=ast.Attribute()), args=[*_, ast.Constant(value=str(last))]):
+            return last  # os.path.join(folder, "file")
         case ast.Call(func=ast.Attribute(value=ast.Constant()), args=[first, *_]):  # ", ".join(names)
             return _fact_name(first, local)
         case ast.Call(func=ast.Attribute(value=ast.Name() | ast.Call() as owner), args=[ast.Constant(), *_] | []):

@@ -16,7 +16,7 @@ from retinue.policy.provenance.provenance_rules import ProvenancePolicy
 
 
 class ProvenanceChecker:
-    """Decides the calls of one turn by the provenance of their arguments.
+    """Decides which calls of one turn the provenance of their arguments allows.
 
     `canonicalize` returns a call with the aliases of arguments resolved and default values left
     out.

@@ -160,7 +160,7 @@ class PairingClosed(Conflict):
 
 
 class SenderNotAdmitted(NotFound):
-    """No sender with this id was admitted through an access request."""
+    """No sender with this id was admitted by pairing."""
 
     code = "pairing.not_admitted"
 

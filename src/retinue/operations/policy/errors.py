@@ -27,7 +27,7 @@ class GrantNotFound(NotFound):
 
     def __init__(self, id_: str) -> None:
         super().__init__(
-            f"no grant has the id {id_[:40]}",
+            f"no grant found for the id {id_[:40]}",
             because="no grant has an id that starts with these digits, or several grants do",
             try_this="list the grants: retinue grant list",
         )

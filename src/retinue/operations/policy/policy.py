@@ -58,9 +58,9 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     sender: Annotated[str, msgspec.Meta(description="address on whose behalf the run acts, such as person:maria")] = ""
     session: Annotated[str, msgspec.Meta(description="id of the session of the call; default: a new session")] = ""
     model: Annotated[str, msgspec.Meta(description="model that makes the call, as PROVIDER/MODEL")] = ""
-    origin: Annotated[OriginKind, msgspec.Meta(description="origin of the new session, if `session` is not given")] = (
-        OriginKind.TERMINAL
-    )
+    origin: Annotated[
+        OriginKind, msgspec.Meta(description="kind of origin of the session, if `session` is not given")
+    ] = OriginKind.TERMINAL
     call_source: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
     changes: Annotated[
         dict[str, Any],

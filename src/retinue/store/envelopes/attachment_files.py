@@ -146,7 +146,7 @@ class AttachmentFiles:
         removed = 0
         try:
             shard_fd = _open_shard(root, shard_name)
-        except OSError:  # A link or a plain file is not one of our shards and not ours to remove.
+        except OSError:  # A link or a regular file is not one of our shards and not ours to remove.
             return removed
         with _closing(shard_fd) as shard:
             for rest in _list_unwanted(shard, shard_name, keep, before):

@@ -51,7 +51,7 @@ class AttachmentNotPlainFile(StoreError):
 
     def __init__(self, action: str) -> None:
         super().__init__(
-            f"cannot {action}: it is not a plain file",
+            f"cannot {action}: it is not a regular file",
             because="the path of the attachment is a link, a directory or a device",
             try_this="find out who put it there, then remove it",
         )

@@ -75,7 +75,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
     version: str
     schema: str
     parts: tuple[BackupPart, ...]
-    missing: tuple[str, ...] = ()  # referenced attachments that were missing, and anything that is not a plain file
+    missing: tuple[str, ...] = ()  # referenced attachments that were missing, and anything that is not a regular file
 
     @property
     def size_bytes(self) -> int:
