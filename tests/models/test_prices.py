@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from models.settings_catalog import make_catalog
 
+from retinue.domain.budget import PriceUnknown
 from retinue.domain.model import FREE_PRICE, ModelRef, Price
 from retinue.models import prices
 
@@ -76,7 +77,7 @@ def test_local_and_built_in_models_are_free_and_other_prices_are_unknown(tmp_pat
 
 
 def test_an_unknown_price_error_names_the_settings_to_add() -> None:
-    error = prices.build_price_unknown_error(ModelRef("rack", "qwen3"))
+    error = PriceUnknown(ModelRef("rack", "qwen3"))
     assert error.code == "model.price_unknown"
     assert '[models.entries."rack/qwen3"]' in error.try_this
     assert "input_usd" in error.try_this and "output_usd" in error.try_this

@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from retinue.config.models import ModelEntry
-from retinue.domain.budget import MICROUSD_PER_USD, PriceUnknown
+from retinue.domain.budget import MICROUSD_PER_USD
 from retinue.domain.model import ModelRef, Price
 
 if TYPE_CHECKING:
@@ -70,11 +70,6 @@ def find_known_price(ref: ModelRef, on: date) -> Price | None:
 async def load_prices() -> None:
     """Load the price data in advance, so that later lookups do not block."""
     await asyncio.to_thread(_load_snapshot)
-
-
-def build_price_unknown_error(ref: ModelRef) -> PriceUnknown:
-    """Build the error for a model without a known price, which names the settings that would supply it."""
-    return PriceUnknown(ref)
 
 
 def _load_snapshot() -> None:
