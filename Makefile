@@ -11,7 +11,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow affected mutants steady clean-machine check format-check lint types imports \
-	names commits generated bench crash spec spec-if-fresh docs verify-providers generate requirements clean system injection web \
+	names commits generated bench shape crash spec spec-if-fresh docs verify-providers generate requirements clean system injection web \
 	web-check
 
 help: ## show this list
@@ -125,6 +125,9 @@ test-slow: $(VENV)/.slow system web ## run the slow tests: 500 random seeds, thr
 
 crash: setup ## kill a real server repeatedly, and check that no message was lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)
+
+shape: setup ## print how direct the code is: the path of a message, and sizes, beside their goals
+	@$(BIN)/python scripts/shape.py
 
 bench: $(VENV)/.slow system ## run the benchmarks, and compare each result with its limit
 	@$(BIN)/python -m compileall -q src benchmarks
