@@ -196,7 +196,7 @@ def test_an_unsupported_agent_key_is_refused_as_not_supported_yet(
         home.load(f"[{section}]\n{key} = {{ enabled = true }}")
     assert refused.value.code == "config.not_supported"
     assert f"{section}.{key} is not supported yet" in refused.value.sentence
-    assert "this needs" in refused.value.because and "did you mean" not in refused.value.try_this
+    assert "it would configure" in refused.value.because and "did you mean" not in refused.value.try_this
     assert refused.value.as_json()[0]["code"] == "config.not_supported"
 
 

@@ -111,6 +111,6 @@ async def test_an_agent_can_switch_only_a_person_and_only_to_visible_agents(tmp_
         (delegation,) = await list_envelopes_of_kind(server, EnvelopeKind.DELEGATION)
         (result,) = await server.results(delegation.session or "")
         assert result.failed
-        assert "there is no person to switch" in result.output
+        assert "there is no person whom you could switch" in result.output
         assert await list_switch_events(server) == []
         assert await list_envelopes_of_kind(server, EnvelopeKind.SYSTEM) == []

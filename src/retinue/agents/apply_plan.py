@@ -1,6 +1,7 @@
 """Plans what `retinue apply` changes: compares the agents and people that its file declares with those in the store.
 
-The module does no I/O: the caller passes both, and gets a plan with a reason for each step.
+The module does no I/O: the caller passes the declared and the stored ones, and gets a plan with a reason for
+each entry.
 """
 
 from __future__ import annotations

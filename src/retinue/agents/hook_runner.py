@@ -1,9 +1,9 @@
 """Runs hooks when an event happens.
 
 Hooks are started after an event is committed, so a failing hook never affects a run. A hook gets
-the event as JSON on its standard input. It may print JSON such as `{"messages": [...]}`, and the
-people in the conversation of the event then get the messages. A hook can read its own folder, can
-write to one other folder, and has no network.
+the event as JSON on its standard input. It may print JSON such as `{"messages": [...]}`. These
+messages are sent to the conversation in which the event happened, or to the owner if there is none.
+A hook can read its own folder, can write to one other folder, and has no network.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HookEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The event that a hook reads from its standard input. If an event is sent twice, both have the same `key`."""
+    """The event that a hook reads from its standard input. An event that is sent twice keeps its `key`."""
 
     event: str
     key: str
@@ -178,7 +178,7 @@ class HookRunner:
                     self.enqueue(await self._add_session_facts(event))
 
     async def _add_session_facts(self, event: HookEvent) -> HookEvent:
-        """Add the agent and origin of the event's session, if the event has none."""
+        """Add the agent and origin of the event's session, if the event has no agent."""
         if event.agent or not event.session:
             return event
         session = await self._store.read(partial(sessions.get, id_=SessionId(event.session)))

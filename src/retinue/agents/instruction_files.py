@@ -120,7 +120,7 @@ ReadNamedFile = Callable[[str, str], Awaitable[InstructionFile]]
 
 
 async def _read_first(read_one: ReadNamedFile, roots: Sequence[str], name: str) -> InstructionFile:
-    """Return the file from the first of these directories that contains it."""
+    """Return the file from the first directory in `roots` that contains it."""
     found = [await read_one(root, name) for root in roots]
     return next((each for each in found if each.state is not InstructionFileState.MISSING), found[0])
 
@@ -236,7 +236,7 @@ def _matching_names(root: str, patterns: Sequence[str]) -> list[str]:
 def _glob(root: str, pattern: str) -> list[str]:
     """Return the files below the root that match the pattern.
 
-    Patterns that lead out of the root were already rejected by `context_file`.
+    Patterns that lead out of the root were already rejected by `check_context_file`.
     """
     paths = islice(Path(root).glob(pattern), ENTRIES_SCANNED_MAX)
     return [path.relative_to(root).as_posix() for path in paths if path.is_file()]

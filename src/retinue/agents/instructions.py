@@ -70,10 +70,12 @@ class PromptRuntime(Struct, frozen=True, kw_only=True):
     host: str = ""
     os: str = ""
     arch: str = ""
-    interpreter: Annotated[str, Meta(description="such as `python=3.11.9`")] = ""
+    interpreter: Annotated[str, Meta(description="such as `python 3.11.9`")] = ""
     model: str = ""
     channel: Annotated[str, Meta(description="channel of the conversation, such as `web` or `telegram`")] = ""
-    capabilities: Annotated[tuple[str, ...], Meta(description="what the channel and the model can show and read")] = ()
+    capabilities: Annotated[
+        tuple[str, ...], Meta(description="`images` if the model can read images, otherwise empty")
+    ] = ()
     effort: Annotated[str, Meta(description="reasoning effort")] = ""
     reasoning: Annotated[str, Meta(description="whether the model's thinking is shown: `off`, `on`, `stream`")] = "off"
     needs_reasoning_tags: Annotated[bool, Meta(description="whether the model must put its thinking between tags")] = (
@@ -135,7 +137,7 @@ class PromptContext(Struct, frozen=True, kw_only=True):
     agents: Annotated[tuple[VisibleAgent, ...], Meta(description="agents that the agent can see and write to")] = ()
     panels: Annotated[
         tuple[PromptPanel, ...],
-        Meta(description="panels that the person for whom the agent works has open"),
+        Meta(description="open panels of the person on whose behalf the agent works"),
     ] = ()
     plugins: Annotated[tuple[str, ...], Meta(description="texts that plugins add")] = ()
     extra: Annotated[str, Meta(description="extra text that was sent with the message, for this run only")] = ""

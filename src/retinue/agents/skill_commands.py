@@ -19,8 +19,8 @@ def build_skill_commands(
 ) -> tuple[SkillCommand, ...]:
     """Return the slash commands that people may use, and the skill of each.
 
-    Only a skill that is ready has a command. `subset` has the skills selected for the session, or
-    None for all.
+    Only a skill that is ready has a command. `subset` contains the skills selected for the session,
+    or None for all.
     """
     ready = [
         each.skill

@@ -74,7 +74,10 @@ def skill_roots_of(
     plugins: Sequence[tuple[str, Path]] = (),
     extra: Iterable[str] = (),
 ) -> tuple[SkillRoot, ...]:
-    """Return every folder that may have skills for an agent. Without an agent, return the folders of the instance."""
+    """Return every folder that may contain skills for an agent.
+
+    Without an agent, return the folders of the instance.
+    """
     roots: list[SkillRoot] = []
     if workspace is not None and workspace != agent_directory:
         roots.append(
@@ -123,7 +126,7 @@ def find_skills(roots: Sequence[SkillRoot], *, with_contents: bool = False) -> F
 
 
 class _Search(Struct):
-    """The state of a search below one root: how many folders were searched, for the limit."""
+    """The state of a search below one root: the number of folders searched so far, which is limited."""
 
     root: Path
     folders: int = 0

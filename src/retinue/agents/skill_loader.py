@@ -138,7 +138,7 @@ def gather_host_facts(settings: Settings, environment: Mapping[str, str]) -> Hos
 
 
 def _is_setting_on(settings: Settings, dotted: str) -> bool:
-    """Whether a setting, given by its path in the settings file, has a value other than empty or false."""
+    """Whether a setting, given by its path in the settings file, is neither empty nor false."""
     value: Any = settings
     # `house` was the name of the section `server`, and skills may still use it.
     for word in dotted.removeprefix("server.").removeprefix("house.").split("."):

@@ -155,7 +155,7 @@ def select_skills(
 ) -> SkillSelection:
     """Select the skills of a run.
 
-    `subset` has the skills selected for the session: None means all, and an empty list means none.
+    `subset` contains the skills selected for the session: None means all, and an empty list means none.
     A skill bundle is selected only if it is in `bundles`, or if `bundles` is None.
     `requested_skill` is the skill that a person called. It is included in full, even if models may
     not choose it.

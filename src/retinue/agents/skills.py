@@ -1,4 +1,4 @@
-"""Defines a skill, a folder with a SKILL.md, and parses it. `skill_discovery` reads the files."""
+"""Defines and parses a skill, which is a folder with a SKILL.md. `skill_discovery` reads the files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Skill(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The key under which the skill's approval is stored.
 
-        It includes the agent, plugin or folder that has the skill, so that equal names do not collide.
+        It includes the agent, plugin or folder to which the skill belongs, so that equal names do not collide.
         """
         return "/".join(filter(None, (self.source.value, self.owner, self.name)))
 
@@ -163,7 +163,7 @@ def read_requirements(front_matter: Mapping[str, Any]) -> tuple[HostRequirements
 
 
 def _merge_metadata(front_matter: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the front matter with its `metadata` merged in, if another project's format is recognized there."""
+    """Return the front matter, merged with the keys of the first known project in `metadata`, such as `openclaw`."""
     metadata = front_matter.get("metadata")
     if isinstance(metadata, dict):
         for project in _METADATA_KEYS:

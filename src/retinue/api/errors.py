@@ -57,7 +57,7 @@ class OperationRenamed(NotFound):
 
 
 class WrongMethod(RetinueError):
-    """The path of the request exists, but does not support its HTTP method."""
+    """The path of the request exists, but does not support the HTTP method of the request."""
 
     code = "route.method_not_allowed"
 
@@ -170,7 +170,7 @@ class ForeignOrigin(NotAllowed):
 
 
 class SignInCodeInvalid(RetinueError):
-    """The single-use code is unknown, expired or used."""
+    """The single-use code is unknown or has expired, or was already used."""
 
     code = "auth.code_invalid"
 
@@ -336,7 +336,7 @@ class WebhookSecretInUrl(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "the secret must not be in the URL",
-            because="URLs end up in logs",
+            because="URLs are often written to logs",
             try_this="send it as a header: Authorization: Bearer SECRET",
         )
 
@@ -378,7 +378,7 @@ class EventFilterInvalid(Invalid):
     def __init__(self, unknown: str, *, types: str, phases: str) -> None:
         super().__init__(
             f"invalid value in the event filter: {unknown}",
-            because=f"types are {types}; phases are {phases}",
+            because=f"the types are {types}; the phases are {phases}",
             try_this="leave out `types` to get all types, or `phases` to get all phases",
         )
 
@@ -405,5 +405,5 @@ class WindowOwnerInvalid(Invalid):
         super().__init__(
             "you cannot report browser windows",
             because="only people have browser windows of the web app",
-            try_this="leave out the frame `panels`",
+            try_this="send no frames of the type `panels`",
         )

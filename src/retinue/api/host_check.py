@@ -88,7 +88,7 @@ class HttpSettings:
 class RequestSource(Struct, frozen=True):
     """How a request arrived: over TCP or the Unix socket, and from which address.
 
-    `remote_address` is the address of the client, as far as it can be trusted. It is empty on the Unix socket.
+    `remote_address` is the client's address as the server or the owner's proxy sees it. It is empty on the Unix socket.
     """
 
     is_local: bool

@@ -101,7 +101,7 @@ class RunPrompts:
     async def build(
         self, assignment: RunAssignment, resources: RunResources, facts: ModelFacts, tools: Sequence[ToolSpec]
     ) -> str:
-        """Return the system prompt of a run that uses this model."""
+        """Return the system prompt of a run. `facts` describes the model that the run uses."""
         at = await self._build_context(assignment, resources, facts, tools)
         place = assignment.instructions_directory or assignment.workspace
         whose = PromptScope(assignment.agent, assignment.agent_directory, place, session=assignment.session)

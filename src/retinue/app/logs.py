@@ -1,8 +1,8 @@
 """Formats and writes the log. A line is a fixed phrase and fields, without message texts, tokens or prompts.
 
 Secrets that get into a line anyway are redacted: in the message, the fields and exception texts. This covers known
-secrets (`set_known_secrets`) and text that looks like a secret. The rules are stricter than for other texts. If a line
-cannot be formatted, a line that says so is written instead, because logging must not stop the server.
+secrets (`set_known_secrets`) and text that looks like a secret. These rules are stricter than those for other output.
+If a line cannot be formatted, a line that says so is written instead, because logging must not stop the server.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def log_file_path(data_dir: Path) -> Path:
 
 
 def set_up_logs(stream: TextIO | None, *, data_dir: Path | None = None, logs: LogSettings | None = None) -> None:
-    """Log to a stream, to the file in the data directory, or to both. A second call replaces the first.
+    """Log to a stream, to the file in the data directory, or to both. A later call replaces these outputs.
 
     If the file cannot be written, a warning is logged to the stream, or to stderr if there is none, and logging
     continues there. A server with a full disk therefore still logs.

@@ -1,4 +1,4 @@
-"""Adds the approval id to a typed decision if only one approval is pending, and reports pending approvals."""
+"""Adds a missing approval id to `/allow` or `/deny` if only one approval is pending, and reports pending approvals."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class ChatState:
             self.unreported_ends[envelope] = end
 
     def show_requested_end(self, envelope: str, end: EnvelopeEnd, recipient: str) -> None:
-        """Show the outcome of an envelope that was requested from the server, because its event may have been lost.
+        """Show an outcome that was requested from the server, because the event with the outcome may have been lost.
 
         If the event arrives later, the outcome is not shown again.
         """

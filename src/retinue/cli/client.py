@@ -210,7 +210,7 @@ class ChunkedDecoder:
 def call_raw(
     operation: str, parameters: dict[str, Any] | None = None, *, key: str = "", timeout_s: float = CALL_TIMEOUT_S
 ) -> bytes:
-    """Call an operation and return the response body. A repeated idempotency key has no second effect."""
+    """Call an operation and return the response body. A second call with the same key has no effect."""
     body = json.dumps(parameters or {}).encode()
     path = "/api/" + operation.replace(".", "/")
     return _send_request(lambda host: _build_request("POST", path, host, body, key=key), timeout_s=timeout_s)

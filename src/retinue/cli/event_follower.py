@@ -32,7 +32,7 @@ class EventFollower:
 
     @property
     def down_s(self) -> float:
-        """Seconds since the server stopped responding, or 0."""
+        """Seconds since the server stopped responding, or 0 if it responds."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     def step(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:

@@ -88,8 +88,9 @@ def common_prefix_length(one: str, other: str) -> int:
 class LiveRegion:
     """The bottom rows of the screen that may still change: dim text, plain text, and a dim footer below.
 
-    If text was only added, it is appended. If earlier text has changed, the rows from the change on are erased and
-    rewritten. If these rows have scrolled off the screen, the whole text is written again below a line that says so.
+    If the new text continues the old text, only the addition is written. If earlier text has changed, the rows from
+    the change on are erased and rewritten. If these rows have scrolled off the screen, the whole text is written again
+    below a line that says so.
     """
 
     def __init__(self, *, use_colors: bool) -> None:

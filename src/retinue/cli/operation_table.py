@@ -327,7 +327,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "id of a session, or at least its first 8 digits",
             ),
             ("reason", "--reason", "text", "", "asked to stop", (), "reason, stored with the stopped run"),
-            ("clear", "--clear", "boolean", "", True, (), "also cancel the envelopes that are waiting in the session"),
+            ("clear", "--clear", "boolean", "", True, (), "cancel the envelopes that are waiting in the session"),
         ),
     ),
     (
@@ -948,7 +948,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "runner that performs the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
+                "runner that executes the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
             ),
             ("external_url", "--external-url", "text", "", None, (), "URL of an external agent"),
             (
@@ -998,7 +998,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 ("off", "on", "ask", "full"),
-                "whether the agent's commands request to run outside the sandbox",
+                "whether the agent's commands run outside the sandbox, if the server's settings permit it",
             ),
             ("instructions", "--instructions", "text", "", None, (), "instructions for the agent"),
             (
@@ -1037,15 +1037,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 ("resume", "at-most-once"),
                 "what happens to a run that a crash interrupted",
             ),
-            (
-                "concurrency",
-                "--concurrency",
-                "number",
-                "",
-                None,
-                (),
-                "maximum number of the agent's sessions that run at once",
-            ),
+            ("concurrency", "--concurrency", "number", "", None, (), "maximum number of active runs of the agent"),
             (
                 "queue_mode",
                 "--queue-mode",
@@ -1337,7 +1329,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 ("off", "non-main", "all"),
-                "which sessions run commands in the sandbox; the server's setting applies if it is stricter",
+                "sessions whose commands run in the sandbox; the server's setting applies if it is stricter",
             ),
             (
                 "sandbox_scope",
@@ -1364,7 +1356,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 ("spawned", "all"),
-                "sessions that sandboxed sessions see; the server's setting applies if it is stricter",
+                "sessions that a sandboxed session can see; the server's setting applies if it is stricter",
             ),
             (
                 "sandbox_browser",
@@ -1514,7 +1506,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "runner that performs the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
+                "runner that executes the agent's turns: loop, claude, codex, pi, external or a plugin's runner",
             ),
             ("external_url", "--external-url", "text", "", None, (), "URL of an external agent"),
             (
@@ -1564,7 +1556,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 ("off", "on", "ask", "full"),
-                "whether the agent's commands request to run outside the sandbox",
+                "whether the agent's commands run outside the sandbox, if the server's settings permit it",
             ),
             ("instructions", "--instructions", "text", "", None, (), "instructions for the agent"),
             (
@@ -1603,15 +1595,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 ("resume", "at-most-once"),
                 "what happens to a run that a crash interrupted",
             ),
-            (
-                "concurrency",
-                "--concurrency",
-                "number",
-                "",
-                None,
-                (),
-                "maximum number of the agent's sessions that run at once",
-            ),
+            ("concurrency", "--concurrency", "number", "", None, (), "maximum number of active runs of the agent"),
             (
                 "queue_mode",
                 "--queue-mode",
@@ -1903,7 +1887,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 ("off", "non-main", "all"),
-                "which sessions run commands in the sandbox; the server's setting applies if it is stricter",
+                "sessions whose commands run in the sandbox; the server's setting applies if it is stricter",
             ),
             (
                 "sandbox_scope",
@@ -1930,7 +1914,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 ("spawned", "all"),
-                "sessions that sandboxed sessions see; the server's setting applies if it is stricter",
+                "sessions that a sandboxed session can see; the server's setting applies if it is stricter",
             ),
             (
                 "sandbox_browser",
@@ -2242,7 +2226,15 @@ OPERATIONS: tuple[Operation, ...] = (
         "standard",
         (
             ("agent", "--agent", "text", "positional", "", (), "name of an agent; default: all agents"),
-            ("session", "--session", "text", "", "", (), "id of a session whose chosen model is included"),
+            (
+                "session",
+                "--session",
+                "text",
+                "",
+                "",
+                (),
+                "id of a session, to include the model that was chosen for it",
+            ),
         ),
     ),
     (
@@ -2282,7 +2274,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "kind of the credential; tokens are used before keys",
             ),
             ("region", "--region", "text", "", "", (), "region in which the key is valid; default: everywhere"),
-            ("key_env", "--key-env", "text", "", "", (), "environment variable that has the key"),
+            ("key_env", "--key-env", "text", "", "", (), "environment variable that contains the key"),
             (
                 "key_file",
                 "--key-file",
@@ -2381,7 +2373,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "credential.clear",
-        "Clear a credential's failures, so the server can use it again at once.",
+        "Clear a credential's failures, so that the server can use the credential again at once.",
         True,
         "boss",
         (
@@ -2596,7 +2588,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ("server.status", "Show the agents and your pending approvals.", False, "restricted", ()),
     (
         "server.initial_state",
-        "Return the initial state of a client, and the cursor from which its events continue.",
+        "Return the state that a client needs when it starts, and the cursor for the events that follow.",
         False,
         "restricted",
         (("hidden", "--hidden", "boolean", "", False, (), "include agents that the web app hides"),),
@@ -2666,7 +2658,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "server.purge",
-        "Delete old data, or by default only count it.",
+        "Delete old data. By default, the data is only counted.",
         True,
         "boss",
         (
@@ -2786,14 +2778,22 @@ OPERATIONS: tuple[Operation, ...] = (
     ("usage.budgets", "Show the budgets, and how much of each is spent.", False, "restricted", ()),
     (
         "policy.explain",
-        "Explain why an agent may use a tool, may not, or needs an approval.",
+        "Explain why an agent may or may not use a tool, or needs an approval.",
         False,
         "standard",
         (
             ("agent", "--agent", "text", "required positional", None, (), "name of an agent"),
             ("tool", "--tool", "text", "required positional", None, (), "name of a tool"),
             ("args", "--args", "json", "", None, (), "arguments of the call"),
-            ("sender", "--sender", "text", "", "", (), "address on whose behalf the run acts, such as person:maria"),
+            (
+                "sender",
+                "--sender",
+                "text",
+                "",
+                "",
+                (),
+                "address of the person on whose behalf the run acts, such as person:maria",
+            ),
             ("session", "--session", "text", "", "", (), "id of the session of the call; default: a new session"),
             ("model", "--model", "text", "", "", (), "model that makes the call, as PROVIDER/MODEL"),
             (
@@ -2821,7 +2821,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "changes to the agent to assume but not save, with the fields of `agent set`",
+                "changes to the agent that apply to this request only, with the fields of `agent set`",
             ),
         ),
     ),
@@ -2865,7 +2865,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "changes to the agent to assume but not save, with the fields of `agent set`",
+                "changes to the agent that apply to this request only, with the fields of `agent set`",
             ),
         ),
     ),
@@ -3191,7 +3191,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 None,
                 (),
-                "settings of the connector by name, each as text that a person typed",
+                "settings of the connector, with each value as the text that a person typed",
             ),
             ("secrets", "--secrets", "json", "", None, (), "secrets of the connector by name, such as token"),
             ("check", "--check", "boolean", "", True, (), "test the connection first"),
@@ -3406,7 +3406,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "",
                 "",
                 (),
-                "only actions and decisions by this address: person:NAME or agent:NAME",
+                "only actions and decisions of this principal: person:NAME or agent:NAME",
             ),
             ("since", "--since", "text", "", "", (), "only entries since this time: -7D or 2026-01-28T20:30"),
             ("before", "--before", "text", "", "", (), "`next` of the previous page; default: the first page"),
@@ -3667,7 +3667,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "what to do with an occurrence that was missed",
             ),
             ("delete_after_run", "--delete-after-run", "boolean", "", False, (), "delete the schedule after its run"),
-            ("gate", "--gate", "json", "", None, (), "command that decides whether the run of an occurrence starts"),
+            ("gate", "--gate", "json", "", None, (), "command that decides whether an occurrence starts a run"),
             ("model", "--model", "text", "", "", (), "model: PROVIDER/MODEL, an alias, or `default`"),
             ("title", "--title", "text", "", "", (), "title of the schedule's dedicated conversation"),
             ("attributes", "--attributes", "json", "", None, (), "attributes of the schedule's dedicated conversation"),
@@ -3767,7 +3767,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "nullable",
                 None,
                 (),
-                "command that decides whether the run of an occurrence starts; null removes it",
+                "command that decides whether an occurrence starts a run; null removes it",
             ),
             ("model", "--model", "text", "", None, (), "model: PROVIDER/MODEL, an alias, or `default`"),
             ("title", "--title", "text", "", None, (), "title of the schedule's dedicated conversation"),

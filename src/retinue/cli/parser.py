@@ -71,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. The result has the command, its operation and its options. Help is a command too."""
+    """Parse the command line. The result contains the command, its operation and its options. Help is a command too."""
     words = list(arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

@@ -92,7 +92,7 @@ def _format_remarks(data: JsonObject) -> list[str]:
 
 
 def draw_budget_gauges(data: JsonObject, width: int) -> list[str]:
-    """Draw a bar for each budget that shows how much of the budget is used."""
+    """For each budget, draw a bar that shows how much of it is used."""
     budgets: list[JsonObject] = data["budgets"]
     if not budgets:
         return ["no budgets: set one under [budgets] in retinue.toml, or with `retinue agent set`"]

@@ -1,5 +1,5 @@
-"""Access settings that every connector has: who may write, in which groups, and how their messages
-are received.
+"""Access settings that every connector has: who may write, in which groups, and how messages are
+received.
 
 All rules use platform ids that do not change. Names and usernames prove nothing, because anyone can
 choose any name.
@@ -79,7 +79,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """Who may write through a connector, in which groups, and how their messages are received."""
+    """Who may write through a connector, in which groups, and how messages are received."""
 
     dm_policy: DmPolicy = setting(
         DmPolicy.CLOSED,

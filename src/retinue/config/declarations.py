@@ -222,8 +222,8 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Name of a policy in [tools.policies.NAME] that applies to the agent, in addition to these rules."
     ),
     "tools.by_provider": SettingRule(
-        description="Additional tool rules for one provider or model: a table of these keys for each PROVIDER or "
-        "PROVIDER/MODEL."
+        description="Additional tool rules for one provider or model: for each PROVIDER or PROVIDER/MODEL, a "
+        "table with keys such as `allow`."
     ),
     "delegation.allow": SettingRule(
         description="Agents that this agent can see and write to: names, or patterns with `*`. An empty list: none."

@@ -112,7 +112,9 @@ _TOOLS_METADATA = _required_metadata(
     "Tools to which this rule applies: a glob for their names.", check=validators.check_glob, example="calendar_*"
 )
 _KIND_RULE = SettingRule(description="Kind of the value in the field.", check=_check_kind, example="id:file")
-_WORD_RULE = SettingRule(description="Words that the owner may use.", check=_check_words, example="sent")
+_WORD_RULE = SettingRule(
+    description="Words with which the owner selects this field or choice.", check=_check_words, example="sent"
+)
 _NO_TEXTS = cast("Mapping[str, str]", {})
 _NO_WORDS = cast("Mapping[str, tuple[str, ...]]", {})
 

@@ -83,8 +83,8 @@ class RequestLimitSettings:
     connections_max: int = setting(512, "Maximum number of open TCP connections.", least=1, most=65_536)
     request_wait_s: float = setting(
         15.0,
-        "Time in which a complete request must arrive, in seconds. A large upload may take longer if it is fast "
-        "enough.",
+        "Time in which a complete request must arrive, in seconds. A large upload may take longer if its data "
+        "arrives fast enough.",
         least=1,
         most=3600,
     )

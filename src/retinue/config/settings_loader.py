@@ -91,8 +91,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
 class ExaminedSettings:
     """All errors in the settings, and the settings with defaults in place of invalid values.
 
-    `tree` is the merged content of the files. A string that contained a variable is an `ExpandedText`. `positions` has
-    the file and line of each key.
+    `tree` is the merged content of the files. A string that contained a variable is an `ExpandedText`. `positions`
+    contains the file and line of each key.
     """
 
     configuration: Configuration

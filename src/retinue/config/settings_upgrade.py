@@ -77,7 +77,12 @@ def _upgrade_file(file: Path, platforms: Platforms) -> RewrittenFile:
     result = RewrittenFile(file=file, renamed=renamed, backup=backup)
     new = rename_text(text, platforms)
     if new is None:
-        return RewrittenFile(file=file, renamed=renamed, backup=backup, problem="its form is unusual; edit it yourself")
+        return RewrittenFile(
+            file=file,
+            renamed=renamed,
+            backup=backup,
+            problem="the old names cannot be replaced without other changes; edit the file yourself",
+        )
     try:
         if not backup.exists():  # an existing backup is kept: it is from before the first renaming
             write_durably(backup, text, mode=file.stat().st_mode & 0o7777)

@@ -57,7 +57,7 @@ class TrustedSkillSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillLists:
-    """Which skills may be used, and how. Each list contains glob patterns for the names of skills.
+    """Which skills an agent may use, and how. Each list contains glob patterns for the names of skills.
 
     An empty list matches no skill.
     """
@@ -140,7 +140,7 @@ class SkillSettings(SkillLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """A plugin and its settings. The same plugin may have several such sections, with different names."""
+    """The settings of a plugin. One plugin may have several sections [plugins.NAME], with different names."""
 
     plugin: str | None = setting(
         None,

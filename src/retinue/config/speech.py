@@ -87,7 +87,8 @@ class SpeechSettings:
         default_factory=dict[str, SpeechCommand],
         metadata={
             "rule": SettingRule(
-                description="A program that converts text to speech. The first one that succeeds is used."
+                description="A program that converts text to speech. If there are several, the first one that succeeds "
+                "is used."
             )
         },
     )
@@ -95,7 +96,8 @@ class SpeechSettings:
         default_factory=dict[str, SpeechCommand],
         metadata={
             "rule": SettingRule(
-                description="A program that converts speech to text. The first one that succeeds is used."
+                description="A program that converts speech to text. If there are several, the first one that succeeds "
+                "is used."
             )
         },
     )

@@ -390,7 +390,7 @@ _TYPE_REASONS = {
 
 def _report_wrong_type(expected: str, example: str, value: object, path: KeyPath, faults: FaultCollector) -> _Invalid:
     key = path[-1]
-    try_this = f"{key} = {example}" if isinstance(key, str) else f"write {example} there"
+    try_this = f"{key} = {example}" if isinstance(key, str) else f"replace it with {example}"
     faults.add(
         path, f"must be {expected}, not {format_value(value)}", because=_TYPE_REASONS[expected], try_this=try_this
     )

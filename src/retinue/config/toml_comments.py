@@ -38,7 +38,7 @@ class CommentedDocument:
         """Return the comment lines above each table; the last item is the comments at the end of the file.
 
         The comment lines of a removed table are removed too. The file header, and comments followed by a blank line,
-        do not belong to the table below them: they move to the next table.
+        do not belong to the table below them. If that table is removed, they move to the next remaining table.
         """
         above: list[str] = []
         carried = ""

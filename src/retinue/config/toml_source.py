@@ -263,7 +263,7 @@ class SettingsReader:
                 path,
                 "is too deep",
                 because=f"the limit is {INCLUDE_DEPTH_MAX} levels of includes",
-                try_this="include the innermost files from here",
+                try_this="include the innermost files directly in this file",
             )
         elif len(self.files) >= FILES_MAX:
             self._faults.add(

@@ -10,12 +10,12 @@ NOT_YET_CODE = "config.not_supported"
 SECTIONS = frozenset({"agents", "templates", "defaults"})
 
 UNSUPPORTED_KEYS: Mapping[str, tuple[str, str]] = {
-    "memory_search": ("memory search", "a memory index"),
-    "human_delay": ("pauses between messages", "connectors for chat platforms"),
-    "group_chat": ("behavior in groups", "connectors for chat platforms"),
-    "cli_backends": ("models that run as a local program", "runners for such programs"),
+    "memory_search": ("memory search", "which needs an index that this version does not have"),
+    "human_delay": ("pauses between messages", "which you can set in [replies] or for a connector"),
+    "group_chat": ("behavior in groups", "which you can set for a connector"),
+    "cli_backends": ("models that run as a local program", "for which there are no runners yet"),
 }
-"""For each unsupported key: what it would configure, and the missing component that it needs."""
+"""For each unsupported key: what it would configure, and how to configure it instead, if that is possible."""
 
 
 def report_unsupported_key(key: str, path: KeyPath, faults: FaultCollector) -> bool:
@@ -27,7 +27,7 @@ def report_unsupported_key(key: str, path: KeyPath, faults: FaultCollector) -> b
     faults.add(
         (*path, key),
         "is not supported yet",
-        because=f"it configures {what}; this needs {part}",
+        because=f"it would configure {what}, {part}",
         try_this="remove it",
         code=NOT_YET_CODE,
     )

@@ -283,7 +283,7 @@ class SupportsTyping(Protocol):
     """A connector that can show a typing indicator."""
 
     async def show_typing(self, channel: str) -> None:
-        """Show the typing indicator. The platform removes it after some seconds."""
+        """Show the typing indicator. The platform removes it after a few seconds."""
         ...
 
 

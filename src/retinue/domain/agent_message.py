@@ -22,8 +22,8 @@ class AgentMessage(Struct, frozen=True, kw_only=True):
     """An agent message to send. `recipient` is an agent name, a session id, a session key or empty.
 
     A message without a recipient goes to the session that started the sender's session. If there is
-    no such session, it goes to the run principal's latest session, or else to the latest that the
-    run principal may see. With `own_sessions_only`, the recipient must be a session that the
+    no such session, it goes to the run principal's latest session, or else to the latest session
+    that the run principal may see. With `own_sessions_only`, the recipient must be a session that the
     sender's session started, or the session that started the sender's session.
     """
 

@@ -284,7 +284,7 @@ def approval_decided(
 ) -> AuditEntry:
     """Build the audit entry for an approval that was decided or closed.
 
-    `state` is allowed, denied or closed; `scope` is how long a yes lasts.
+    `state` is allowed, denied or closed; `scope` is how long the decision applies.
     """
     return AuditEntry(
         kind=AuditKind.APPROVAL_DECIDED,

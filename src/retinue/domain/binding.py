@@ -73,7 +73,7 @@ class Binding(Struct, frozen=True, kw_only=True):
 
 
 class ChannelFacts(Struct, frozen=True, kw_only=True):
-    """Facts about the channel and the sender of a message. Bindings are compared with them."""
+    """Facts about the channel and the sender of a message. Bindings are matched against these facts."""
 
     platform: str
     connector: str

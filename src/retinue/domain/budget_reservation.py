@@ -115,7 +115,7 @@ def reset_date(budget_name: str, period: BudgetPeriod) -> date | None:
 
 
 def budget_setting(budget_name: str, agent: str) -> str:
-    """Return the setting, or the field of an agent, that a person can raise for a higher budget."""
+    """Return the setting or agent field that a person can change to raise this budget."""
     match budget_name:
         case "run":
             return f"the lower of `cost_microusd_max` of agent '{agent}' and `budgets.run_usd`"

@@ -48,7 +48,7 @@ class CredentialFailureRecord(Struct, frozen=True, kw_only=True):
     """A failed model request, to be recorded for the credential that it used.
 
     If `model` is empty, the failure affects all models. `requested_at` is when the request was
-    started. If that was before the previous failure was known, this failure is not counted again.
+    started. If the request was started before the previous failure, the failure count stays the same.
     """
 
     credential: Credential

@@ -187,6 +187,6 @@ def _collapse_single_range(field: str) -> str:
 
 
 def _explain_cronsim_error(message: str) -> str:
-    """Turn an error message of cronsim, such as `Bad day-of-month`, into a reason for an error."""
+    """Turn an error message of cronsim, such as `Bad day-of-month`, into the reason for a `CronInvalid` error."""
     field = message.removeprefix("Bad ").lower()
     return f"its {field} is invalid, or never occurs" if message.startswith("Bad ") else message.lower()

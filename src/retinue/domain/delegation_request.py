@@ -50,8 +50,8 @@ class DelegationRequest(Struct, frozen=True, kw_only=True):
 class DelegationStatus(Struct, frozen=True, kw_only=True):
     """The status of a delegation. `answer` is set if the result has arrived and this call returns it.
 
-    `is_timed_out` means that the call has waited for its full time. `is_already_delivered` means that the session has
-    already read the result as an envelope, so this call does not return it.
+    `is_timed_out` means that no result arrived within the waiting time of the call. `is_already_delivered` means that
+    the session has already read the result as an envelope, so this call does not return it.
     """
 
     delegation: Delegation

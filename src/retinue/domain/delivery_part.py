@@ -19,7 +19,7 @@ class LengthUnit(StrEnum):
 
 
 class ConnectorCapabilities(Struct, frozen=True, kw_only=True):
-    """What a connector's platform can do. The server replaces or omits everything that the platform cannot do."""
+    """What a connector's platform supports. The server replaces or omits everything else."""
 
     text_max: int = 4000  # per message, measured in `unit`
     unit: LengthUnit = LengthUnit.CHARACTERS

@@ -71,7 +71,7 @@ class Conflict(RetinueError):
 
 
 class TooLarge(RetinueError):
-    """The input exceeds a named limit."""
+    """The input exceeds a limit, which the error names."""
 
     code = "input.too_large"
 

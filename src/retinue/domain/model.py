@@ -87,7 +87,7 @@ class ModelFailureKind(StrEnum):
 
 
 class ModelFailed(RetinueError):
-    """The model did not reply. The person who is waiting reads the sentence, the reason and the next step.
+    """The model did not reply. The person who is waiting for the reply sees this error.
 
     `may_be_charged` means that part of the reply arrived or may have been generated. In that case the cost is unknown.
     If `usage` is set, a complete reply arrived that was unusable, and its cost is known.

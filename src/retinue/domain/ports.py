@@ -72,7 +72,7 @@ class RunApprovals(Protocol):
     def permissions_of(self, call: Call) -> Sequence[Permission]:
         """Return the permissions that the person saw in the request for this call.
 
-        A yes allows only these permissions.
+        If the person allows the call, it gets only these permissions.
         """
         ...
 

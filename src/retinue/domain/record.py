@@ -129,7 +129,7 @@ class Note(Struct, frozen=True, kw_only=True):
     """A record with text from the server, which the model reads like a message.
 
     For example, a note says that a run was cancelled or that envelopes were left out. A note can also have the result
-    of a tool call that was performed after the turn that made it had ended. Then `call` is the id of the stored call,
+    of a tool call that was performed after its turn had ended. Then `call` is the id of the stored call,
     and `whole` and `attachments` have the same meaning as in `ToolResult`.
     """
 
@@ -274,7 +274,7 @@ def least_trust_in(context: Sequence[Record]) -> Trust:
     """Return the least trust of any record in a context.
 
     This is called every turn, and a context may have thousands of records. Python code therefore runs per record only
-    if someone other than the owner has written.
+    if a user turn in the context is from someone other than the owner.
     """
     met = set(zip(map(_get_kind, context), map(_get_trust, context), strict=True))
     trusts = {trust for _, trust in met}

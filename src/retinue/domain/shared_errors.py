@@ -170,7 +170,7 @@ class CredentialKeyInvalid(Invalid):
         length = f"1 to {chars_max:,} " if chars_max is not None else ""
         super().__init__(
             f"invalid key for {credential}",
-            because=f"a key has {length}ASCII letters, digits and punctuation characters, without spaces",
+            because=f"a key consists of {length}ASCII letters, digits and punctuation characters, without spaces",
             try_this="copy the key again, without the text around it",
         )
 

@@ -1,8 +1,8 @@
 """Runs each gate once before a dry run, in a sandbox, on a copy of the agent directory, and records the result.
 
-No real time passes between two simulated occurrences, so a gate would return the same each time. A gate that may write
-outside the agent directory or use the network is not run, because that would have effects. Such a gate is assumed to be
-open.
+No real time passes between two simulated occurrences, so a gate would return the same result each time. A gate that may
+write outside the agent directory or use the network is not run, because that would have effects. Such a gate is assumed
+to be open.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RefusingSandbox:
 
 
 class RecordedGates:
-    """The recorded result of each schedule's gate, for all its occurrences, and its description for the report."""
+    """The recorded result of each schedule's gate, used for all occurrences, and a description for the report."""
 
     def __init__(self) -> None:
         self.descriptions: dict[str, str] = {}

@@ -343,7 +343,10 @@ def _summarize_schedule(
 
 
 def _model_of(stored: StoredSchedule, context: DryRunContext, result: SimulationResult) -> str:
-    """Return the model that a schedule's agent uses first. If a session uses another model, its runs show that one."""
+    """Return the model that a schedule's agent uses first.
+
+    If a session has another model, the report shows that model for the runs of the session.
+    """
     agent = next((each for each in context.agents if each.name == stored.schedule.to.name), None)
     if agent is None:
         return ""

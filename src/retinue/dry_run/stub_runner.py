@@ -1,4 +1,7 @@
-"""The runner of a dry run. It takes as long and costs as much as the last real runs, and has no effects."""
+"""The runner of a dry run. It simulates the duration and cost of each run, and has no effects.
+
+Both are estimated from the last real runs.
+"""
 
 from __future__ import annotations
 

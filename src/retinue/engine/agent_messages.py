@@ -250,7 +250,7 @@ def _delegating_session(tx: Transaction, run: Run, session: Session) -> SessionI
 def _delegation_of_run(tx: Transaction, run: Run, session: Session) -> Delegation | None:
     """Return the delegation that this run is working on, or the delegation for which its session was created.
 
-    An earlier message from another agent into the same session does not count.
+    A delegation that an earlier run in the same session worked on does not count.
     """
     asked = delegations.get(tx.conn, run.envelopes[0]) if run.envelopes else None
     if asked is None and session.origin.kind in SPAWNED_ORIGINS:

@@ -596,10 +596,11 @@ def _check_entitled(approval: Approval, by: Principal, *, allow: bool, scope: Gr
 def _store_grants(
     tx: Transaction, approval: Approval, session: Session, *, by: str, scope: GrantScope, comment: str
 ) -> str:
-    """Store a grant if the decision lasts longer than one call. Returns a sentence about the grant, or an empty string.
+    """Store a grant if the decision also applies to later calls.
 
-    A permission that an agent requested without a call is granted at least for the session. If the
-    agent requested it for another agent, it is granted to that agent for a day or permanently.
+    Returns a sentence about the grant, or an empty string. A permission that an agent requested
+    without a call is granted at least for the session. If the agent requested it for another agent,
+    it is granted to that agent for a day or permanently.
     """
     if scope is GrantScope.ONCE and approval.calls:
         return ""

@@ -91,7 +91,7 @@ def _reset_with_next_run(tx: Transaction, session: Session, because: str) -> Non
 
 
 def mark_reset(tx: Transaction, session_id: str, message: str = "", *, because: str) -> None:
-    """Reset the context: append a mark from which the new context begins, with `message` as its first text.
+    """Reset the context: append a record that starts a new context, with `message` as its first text.
 
     Earlier records stay in the history.
     """

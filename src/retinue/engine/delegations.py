@@ -224,7 +224,7 @@ def _session_not_found(target: Agent, session: str) -> SessionNotFound:
 
 
 def _in_same_workspace(tx: Transaction, request: DelegationRequest, run: Run) -> DelegationRequest:
-    """Return the delegation request. If a workspace was requested for the delegating run, its subagents get it too."""
+    """Return the delegation request. A workspace that was requested for the delegating run applies to its subagents."""
     if request.kind not in SUBAGENT_DELEGATIONS:
         return request
     held = (envelopes.get(tx.conn, id_) for id_ in run.envelopes)

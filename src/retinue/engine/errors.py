@@ -52,7 +52,7 @@ class RunInternalError(RetinueError):
 
 
 class ModelNotSelectable(RetinueError):
-    """The server was built with a fixed model, so no other model can be chosen."""
+    """The server uses a fixed model, so no other model can be chosen."""
 
     code = "model.not_selectable"
 
@@ -168,7 +168,7 @@ class SwitchWithoutPerson(NotAllowed):
 
     def __init__(self) -> None:
         super().__init__(
-            "there is no person to switch to another agent",
+            "there is no person whom you could switch to another agent",
             because="you can switch a person only while you answer that person's message in that person's conversation",
             try_this="use agents_message to ask another agent",
         )
@@ -217,7 +217,7 @@ class TooManyApprovals(Conflict):
 
 
 class ApprovalNotOpen(Conflict):
-    """The approval was decided, cancelled or has expired."""
+    """The approval was answered or cancelled, or has expired."""
 
     code = "approval.not_open"
 
@@ -225,32 +225,32 @@ class ApprovalNotOpen(Conflict):
         super().__init__(
             f"approval {approval} is no longer open",
             because=because,
-            try_this="ask the agent again if you still want it",
+            try_this="ask the agent again if the approval is still needed",
         )
 
 
 class ApprovalNotAllowed(NotAllowed):
-    """The person may not decide this approval, or may not allow it for this long."""
+    """The person may not answer this approval, or may not allow its calls for this long."""
 
     code = "approval.not_allowed"
 
     def __init__(self, approval: str, *, because: str) -> None:
         super().__init__(
-            f"you cannot decide approval {approval} this way",
+            f"you cannot answer approval {approval} this way",
             because=because,
             try_this="ask the owner of this server",
         )
 
 
 class ApprovalOnlyOnce(Conflict):
-    """The approval can be allowed for one call only, not for later calls."""
+    """The approval can allow only its own calls, not later calls too."""
 
     code = "approval.only_once"
 
     def __init__(self, approval: str) -> None:
         super().__init__(
-            f"approval {approval} can only be allowed once",
-            because="it is for calls with exactly these arguments, so it cannot allow other calls",
+            f"approval {approval} cannot allow later calls",
+            because="it is only for calls with exactly these arguments",
             try_this=f"/allow {approval}",
         )
 
@@ -272,7 +272,7 @@ class QuestionnaireNotAllowed(NotAllowed):
 
 
 class QuestionnaireNotOpen(Conflict):
-    """The questionnaire was answered, cancelled or has expired."""
+    """The questionnaire was answered or cancelled, or has expired."""
 
     code = "questionnaire.not_open"
 

@@ -121,8 +121,8 @@ def build_heartbeat_reply(
 ) -> HeartbeatReply:
     """Return the reply that a heartbeat run sends, if any, and the reason why it is sent or not.
 
-    A reply that nothing needs attention is sent only if the recipient wants it. A reply is not repeated within a day.
-    A recipient that the run has already written to gets no second message.
+    If nothing needs attention, a reply is sent only if the recipient's visibility settings enable it. A reply is not
+    repeated within a day. A recipient that the run has already written to gets no second message.
     """
     beat = schedule.heartbeat or Heartbeat()
     if answer is not None and not schedule.deliver and schedule.place is not ScheduleSession.MAIN:

@@ -258,7 +258,7 @@ class RunJournal:
         return result
 
     def _pending_s_left(self) -> float:
-        """Return in how many seconds the results that are not stored yet must be stored.
+        """Return the number of seconds within which the pending results must be stored.
 
         Returns 0 if the wall clock was set back.
         """

@@ -101,7 +101,7 @@ def trust_of_envelopes(envelopes: Iterable[Envelope]) -> Trust:
     """Return the trust of a turn that consists of these envelopes: the least trust of any of them.
 
     The server writes the text of a decision, and quotes the agent's request in it. The approver did
-    not write the quoted text, so a decision is at most `private`.
+    not write the quoted text, so the trust of a decision is at most `private`.
     """
     return least_trust(
         least_trust((envelope.trust, Trust.PRIVATE)) if envelope.kind is EnvelopeKind.DECISION else envelope.trust

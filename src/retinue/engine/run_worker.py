@@ -350,7 +350,7 @@ def _finish_and_claim(
     next_run_id: RunId | None,
     settings: ClaimSettings,
 ) -> RunEnd:
-    """Finish a run in one commit. It also claims the next batch, unless another lane waits for this slot."""
+    """Finish a run in one commit, which also claims the next batch unless another lane waits for this slot."""
     tx = Transaction(conn, now_ms)
     if not envelopes.has_due(conn, claim.session.id, tx.at_ms):
         # The usual case. A later envelope finds the session asleep and wakes it.

@@ -113,7 +113,7 @@ class Scheduler:
         self._gate_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Requeue the gates that a crash interrupted, and set the owner's zone for schedules without a time zone."""
+        """Requeue the gates that a crash interrupted, and apply the owner's time zone to schedules without one."""
         if not await self._store.read(schedules.count):
             return
         await self._store.write(schedules.reset_gates, point="clock")

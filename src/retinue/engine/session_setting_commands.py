@@ -60,7 +60,7 @@ class AvailableOptions(Protocol):
     ) -> SessionOptions | None:
         """Return the session's options with the model that a word names, or None if the word is ordinary text.
 
-        The word is a reference, an alias, or a part of a name that only one model has.
+        The word is a reference, an alias, a name, or a part that occurs in the name of only one model.
         """
         ...
 

@@ -606,8 +606,8 @@ def _apply_queue_cap(
     """Apply the overflow rule of a session if its queue is too long after an envelope was added.
 
     The new or the oldest envelope gets the outcome `refused`, and its sender is notified. Answers and
-    notices do not count: a refused answer would leave the agent that asked waiting. Returns the
-    reason if the new envelope was refused, and the signals to send after the commit.
+    notices do not count: if an answer were refused, the agent that asked for it would keep waiting.
+    Returns the reason if the new envelope was refused, and the signals to send after the commit.
     """
     queue = session.queue.apply_to(agent.queue)
     counted = draft.kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM) and not draft.silent

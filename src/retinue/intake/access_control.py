@@ -164,7 +164,7 @@ class PolicyAccessControl:
     async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
         """Return the person who pressed a button, or None if the sender's platform id is not linked to a person.
 
-        A sender without a linked person must not decide, even if they can send the button's data.
+        A sender without a linked person may not answer questions, even by sending the data of a button.
         """
         settings = self._settings(connector)
         known = await self._load_sender(connector, incoming, settings)

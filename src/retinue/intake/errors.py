@@ -35,7 +35,7 @@ class EnvelopeTextTooLarge(TooLarge):
 
 
 class AttachmentInvalid(Invalid):
-    """An envelope refers to an attachment with a name, hash or size that the server did not assign."""
+    """An envelope refers to an attachment whose name, hash or size differs from the response to its upload."""
 
     code = "attachment.invalid"
 
@@ -188,7 +188,7 @@ class CallbackRequestNotFound(NotFound):
 
 
 class TooManyUnreadCallbacks(Conflict):
-    """A session has too many unread messages that an external agent sent unsolicited."""
+    """A session has too many unread messages that an external agent sent without a request."""
 
     code = "external.too_many_unread"
 

@@ -256,7 +256,10 @@ def format_reaction(incoming: InboundMessage, target: Envelope) -> str:
 
 
 def _format_name(name: str) -> str:
-    """Format a sender's name for `NAME: text`. Colons in the name are removed, so that it cannot imitate text."""
+    """Format a sender's name for `NAME: text`.
+
+    Colons in the name are removed, so that no part of the name can be mistaken for the text.
+    """
     return to_short_line(name).replace(":", "")
 
 

@@ -111,7 +111,7 @@ class ProviderRateLimited(ProviderFailed):
 
 
 class ProviderOverloaded(ProviderFailed):
-    """The provider has too many requests at once, from all its customers."""
+    """The provider gets more requests from all its customers than it can handle."""
 
     code = "model.overloaded"
     kind = ModelFailureKind.OVERLOADED
@@ -243,7 +243,7 @@ class ModelRetired(ProviderFailed):
 
 
 class ContentFiltered(ProviderFailed):
-    """The provider's content filter refused the conversation."""
+    """The provider's content filter blocked the conversation."""
 
     code = "model.content_filter"
     kind = ModelFailureKind.CONTENT_FILTER
@@ -251,7 +251,7 @@ class ContentFiltered(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"{provider} refused to answer",
-            because="its content filter refused something in the conversation",
+            because="its content filter blocked a part of the conversation",
             try_this="rephrase the message, or reset the context with `/new`",
             answer=answer,
         )

@@ -72,7 +72,7 @@ _CREDENTIAL_FAILURES = _REFUSED_KEY_FAILURES | {ModelFailureKind.QUOTA, ModelFai
 
 
 class ModelNotCalled(ModelFailed):
-    """The server itself refused to call a model, because its window is too small or its price is unknown.
+    """The server itself refused to call a model, because the model's window is too small or its price is unknown.
 
     Another model may work. If there is none, this error is reported.
     """
@@ -356,7 +356,7 @@ class FallbackPlan:
         return ", ".join(self._explain_credentials(ref, now)) or "not called"
 
     def _explain_credentials(self, ref: ModelRef, now: datetime) -> list[str]:
-        """Explain why each credential of a model cannot be used: its failure just now, or its cooldown."""
+        """Explain why each credential of a model cannot be used: its failure in this plan, or its cooldown."""
         lines: list[str] = []
         for credential in self._list_eligible(ref):
             if failure := self._failures.get(_build_candidate_key(ref, credential)):

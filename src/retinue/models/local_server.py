@@ -144,8 +144,8 @@ def _reserve_stdout() -> BinaryIO:
 def _end_with_parent() -> None:
     """Make the kernel kill this process when its parent dies (Linux only).
 
-    While a model loads, this process cannot notice that its stdin was closed. If memory runs out,
-    the kernel kills this process before others.
+    While a model loads, this process cannot notice that its stdin was closed. The function also makes
+    the kernel kill this process before others if memory runs out.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -52,7 +52,7 @@ def find_bundled_weights() -> Path | None:
 
 
 def build_local_facts(weights: LocalWeights, header: GgufHeader) -> ModelFacts:
-    """Build the facts of a model. Settings override the file, but a window never exceeds the model's own."""
+    """Build the facts of a model. Settings override the file, but cannot enlarge the model's context window."""
     tools = weights.tools if weights.tools is not None else header.supports_tools
     window = weights.window_tokens or (TOOLS_WINDOW_TOKENS if tools else DEFAULT_WINDOW_TOKENS)
     window = min(window, header.window_tokens or window)

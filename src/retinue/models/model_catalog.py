@@ -81,7 +81,7 @@ class ModelCatalog:
     def resolve(self, text: str) -> ModelRef:
         """Return the model that `text` refers to.
 
-        It is an alias, PROVIDER/MODEL, the name of a built-in model, or the name of a model
+        `text` is an alias, PROVIDER/MODEL, the name of a built-in model, or the name of a model
         of the default provider.
         """
         named = self._aliases.get(text.strip().casefold())

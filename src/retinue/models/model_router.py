@@ -232,7 +232,7 @@ class ModelRouter:
     async def refresh(self) -> None:
         """Read the credentials from the store, at start or after a change.
 
-        The default model also depends on which providers have a key.
+        The model catalog needs them too: the default model depends on which providers have a key.
         """
         self._snapshot = None
         await self._get_snapshot(self._clock.now())
@@ -267,7 +267,7 @@ class ModelRouter:
     async def record_success(
         self, candidate: ModelCandidate, session: SessionId, session_options: SessionOptions, *, asked_at: datetime
     ) -> SessionOptions:
-        """Clear the failures of the credential that succeeded, and make the session use it again.
+        """Clear the failures of the credential that succeeded, and use it for the session's next calls.
 
         Writes to the store only if something changes.
         """
@@ -296,7 +296,7 @@ class ModelRouter:
             await self._write_best_effort(lambda conn: credentials.mark_failed(conn, mark, apply_failure))
 
     async def record_compaction(self, session: Session) -> None:
-        """Release the credential of a compacted session, because the provider no longer caches its context."""
+        """Stop preferring a credential for a compacted session, because the provider no longer caches its context."""
         if release_credential(session.options) != session.options:
             await self._write_best_effort(lambda conn: _change_session_options(conn, session.id, release_credential))
 

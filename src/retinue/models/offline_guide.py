@@ -35,7 +35,10 @@ _NO_REPLY = "NO_REPLY"  # a reply of only this is recorded and not sent
 
 
 class GuideScript(Struct, frozen=True, kw_only=True):
-    """The script for one reply of the guide. Its fields are performed in order. An empty script produces no output."""
+    """The script for one reply of the guide: a delay, thinking, text, an error and tool calls, in this order.
+
+    A script without text and calls produces the reply `NO_REPLY`, which is not sent.
+    """
 
     delay_s: float = 0.0
     thinking: str = ""
@@ -84,7 +87,7 @@ class OfflineGuide(Struct, frozen=True):
 
 
 def split_pieces(text: str) -> list[str]:
-    """Split text into words, each with its trailing space. Very long text gets several words per piece."""
+    """Split text into pieces of one word and its trailing space. The pieces of very long text have several words."""
     words = re.findall(r"\S+\s*|\s+", text)
     together = -(-len(words) // PIECES_MAX) or 1
     return ["".join(words[i : i + together]) for i in range(0, len(words), together)]

@@ -51,7 +51,7 @@ _STREAM_PREFIXES = (b"data:", b"event:", b"id:", b"retry:", b":")
 class ModelTarget:
     """The URL of one model, and the options with which it is called.
 
-    `quirks` names the ways in which this server differs from its wire format.
+    `quirks` names the ways in which the provider's server differs from the wire format.
     """
 
     facts: ModelFacts

@@ -1,7 +1,7 @@
 """Built-in data about providers and model families: URLs, formats, key variables and capabilities.
 
-Settings take precedence. Differences between servers are named as quirks, which the wire formats
-handle.
+Settings take precedence. A quirk is a named difference between a provider's server and its wire
+format. The wire formats handle quirks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls any model that the library pydantic-ai supports, for providers without a wire format here.
+"""Calls any model that the library pydantic-ai supports, for providers whose wire format retinue does not implement.
 
 pydantic-ai comes with the extra `bridge`, and is imported at the first call. Records are converted to its messages, and
 its events to our chunks. Nothing of pydantic-ai is stored, so the extra can be removed again.
@@ -92,7 +92,7 @@ class BridgedModels:
 class BridgedModel:
     """One pydantic-ai model.
 
-    Like every model, it makes one attempt per call, so retries in the libraries below it are disabled.
+    Like every model, it makes one attempt per call, so retries in the underlying libraries are disabled.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Parses server-sent events from a stream of bytes.
 
-The chunks may be cut anywhere, lines may have any line ending, and comments are skipped.
+A chunk may end at any byte, lines may have any line ending, and comments are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SseEvent = tuple[bytes, bytes]
 class SseParser:
     """Takes the bytes of a stream as they arrive, and returns the events that are complete.
 
-    An incomplete event waits for more data, up to a limit.
+    An incomplete event is buffered until the rest of it arrives. Its size is limited.
     """
 
     __slots__ = ("_data", "_has_started", "_name", "_pending", "_pending_bytes", "_rest", "_size_bytes")

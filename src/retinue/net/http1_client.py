@@ -2,8 +2,8 @@
 
 Each connection handles one request at a time. The response body can be read while it arrives. The
 client follows no redirects, uses no proxy and does not decompress (it asks for uncompressed
-responses). A general HTTP client supports all this, but that client alone takes more time than the
-rest of a short model call.
+responses). A general HTTP client supports all this, but it takes more time than all other code that
+runs for a short model call.
 """
 
 from __future__ import annotations

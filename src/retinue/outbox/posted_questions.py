@@ -1,7 +1,7 @@
 """Updates approval questions in channels once they are decided: shows the decision and removes the buttons.
 
 If the platform cannot edit messages, the message stays as it is. Pressing an old button then
-decides nothing, and the reply says that the question is closed.
+has no effect, and the reply says that the question is closed.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class PluginSection(Struct, frozen=True, kw_only=True):
 
 
 class PluginRegistrar(Protocol):
-    """Registers the parts of a plugin while the plugin is loaded.
+    """Registers the parts of a plugin while the plugin is being loaded.
 
     If a part of the same kind and name already exists, the plugin is not loaded.
     """

@@ -165,7 +165,8 @@ def to_spoken_text(text: str) -> str:
 def shorten_speech(text: str, chars_max: int) -> str:
     """Cut the text to `chars_max` characters.
 
-    If sentences end in the second half of what remains, the text is cut after the last of them.
+    If at least one sentence ends in the second half of these characters, the text is cut after the
+    last such sentence.
     """
     if len(text) <= chars_max:
         return text

@@ -163,9 +163,9 @@ def _newest_turn_text(records: Sequence[Record], newest_turn_index: int, window_
 def _cut_indexes(records: Sequence[Record]) -> list[int]:
     """Return the indexes at which a context may be cut.
 
-    A cut is never directly before a tool result. All record numbers after a cut must be higher than
-    those before it: results are placed next to their calls, so the numbers are not always in order.
-    An earlier summary is always part of the next summary.
+    A cut is never directly before a tool result. Results are placed next to their calls, so record
+    numbers are not always in order. A cut is allowed only if all numbers after it are higher than
+    those before it. An earlier summary is always part of the next summary.
     """
     highest: list[int] = []
     so_far = 0

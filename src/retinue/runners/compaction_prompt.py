@@ -118,7 +118,7 @@ def _escape_tag(data: str, tag: str) -> str:
 
 
 def format_entry(record: Record, *, oversized_tokens: int | None = None) -> str:
-    """Format a record as an entry of the conversation, without thinking. Empty for a record without text."""
+    """Format a record as an entry of the conversation, without the model's thinking. Empty if it has no text."""
     who = _entry_author(record)
     if oversized_tokens is not None and (tokens := weight_of_record(record).tokens) > oversized_tokens:
         return f"[{who}]\n[too large to include here: about {tokens} tokens]"

@@ -80,7 +80,7 @@ class CompactionDeadline:
 
 
 class _SummaryTask(Struct, frozen=True):
-    """The arguments of a summary in progress, which may take several model calls."""
+    """The values shared by all model calls for one summary."""
 
     run: RunState
     turn: int

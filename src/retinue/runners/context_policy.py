@@ -140,8 +140,8 @@ class ContextState(Struct, frozen=True, kw_only=True):
 def next_action(state: ContextState, settings: ContextSettings, window_tokens: int) -> ContextAction:
     """Return what to do before the next model call.
 
-    After a flush or a compaction, the caller measures the context and asks again. No action is
-    chosen twice for a context of the same size.
+    After a flush or a compaction, the caller measures the context and calls this function again. No
+    action is chosen twice for a context of the same size.
     """
     measure = state.size
     limit = settings.emergency_context_limit
@@ -169,10 +169,10 @@ def next_action(state: ContextState, settings: ContextSettings, window_tokens: i
 def compaction_start_tokens(base_tokens: int, settings: ContextSettings, window_tokens: int) -> int:
     """Return the number of tokens at which compaction starts.
 
-    Compaction starts at a share of the window, or when only the reserve is left, whichever comes
-    first. The reserve is at most half of the tokens that instructions and tools leave free, because
-    it could otherwise be most of a small window. Compaction also never starts before there is some
-    history.
+    Compaction starts at a configured share of the window, or when only the reserve is left,
+    whichever comes first. The reserve is at most half of the tokens that instructions and tools
+    leave free, because it could otherwise take most of a small window. Compaction also never starts
+    before there is some history.
     """
     compaction = settings.compaction
     free = max(window_tokens - base_tokens, 0)

@@ -122,10 +122,10 @@ def reached_limit(agent: Agent, run_records: Sequence[Record]) -> str:
 
 
 def _repeats_itself(run_records: Sequence[Record]) -> bool:
-    """Whether the last turns made the same calls and got the same results.
+    """Whether the last `REPEATS_MAX` turns have the same text, the same calls and the same results.
 
-    A run that waits for a change by polling does not match: the result changes at some point, or
-    the model writes different text.
+    A run that polls for a change is therefore stopped only if the result stays the same for that
+    many turns and the model writes the same text each time.
     """
     results = {record.body.call: record.body for record in run_records if isinstance(record.body, ToolResult)}
     seen: set[tuple[object, ...]] = set()

@@ -57,7 +57,7 @@ def _is_silent(record: Record) -> bool:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether a record is text only. A context of such records needs no repair.
+    """Whether a record is text only, and not a silent reply. A context of such records needs no repair.
 
     Most records are text only. This check is fast, because a restart may have to check thousands of
     records before the first answer.

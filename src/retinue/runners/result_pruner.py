@@ -1,8 +1,9 @@
 """Shortens tool results in model input that are too long or too old. Stored records never change.
 
-A single result never takes more than a share of the window. If pruning is on and the provider's
-prompt cache has expired, old results are also trimmed or, if that is not enough, replaced by a
-placeholder. While the prompt cache is valid, an unchanged context costs less than a shortened one.
+A single result never takes more than a fixed share of the window. If pruning is on and the
+provider's prompt cache has expired, old results are also trimmed or, if that is not enough,
+replaced by a placeholder. While the prompt cache is valid, an unchanged context costs less than a
+shortened one.
 """
 
 from __future__ import annotations
@@ -203,8 +204,9 @@ class ResultShortener:
 
     A context gets the same record objects turn after turn, so they are not encoded again. If
     nothing is shortened, the caller gets its own list back. Pruned results stay pruned while the
-    provider's prompt cache is valid, because the cache contains the pruned form. The memory is
-    limited: the least recently used contexts are evicted, and their results are sent in full again.
+    provider's prompt cache is valid, because that cache contains the pruned form. The memory
+    for shortened records is limited: the least recently used contexts are evicted, and their
+    pruned results are sent in full again.
     """
 
     def __init__(self, chars_max: int = CACHED_CHARS_MAX) -> None:

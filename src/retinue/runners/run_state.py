@@ -119,7 +119,7 @@ async def plan_model_calls(models: ModelRouter, run: RunState, role: ModelRole) 
 
 
 async def flush_before_wait(plan: FallbackPlan, run: RunState) -> None:
-    """Store results that are not stored yet, if there is a wait before the next model or credential."""
+    """Store results that are not stored yet, if the next model or credential cannot be used at once."""
     if plan.current is not None and plan.current.wait_s > 0:
         await run.journal.flush()
 
@@ -165,8 +165,8 @@ def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
 def input_tokens_bound(size: ContextSize, facts: ModelFacts) -> int:
     """Return the maximum number of input tokens that a model call can have.
 
-    For the part that this model has already counted, this is its count plus a margin. For the rest,
-    the maximum is computed from the size in bytes.
+    For the part of the context that this model has already counted, the maximum is its count plus a
+    margin. For the rest, the maximum is computed from the size in bytes.
     """
     if not size.counted_tokens or size.counted_by != str(facts.ref):
         return max_input_tokens(size.size_bytes)

@@ -90,8 +90,8 @@ class BubblewrapSandbox:
     """Runs commands with bubblewrap. `folder` contains the generated /etc that commands see.
 
     `private_paths`, such as the data directory, cannot be shared with a command. Only paths below
-    one of `shareable_parents` are exempt. Key directories in `user_home`, such as `.ssh`, are
-    hidden in every shared folder, unless the confinement lists them.
+    one of `shareable_parents` are exempt. Directories with keys in `user_home`, such as `.ssh`,
+    are hidden in every shared folder, unless the confinement lists them.
     """
 
     name = "bubblewrap"
@@ -359,7 +359,7 @@ class BubblewrapSandbox:
         )
 
     async def _run_probe(self) -> SandboxProbe:
-        """Test the sandbox with a command that tries to break out, for example by reading a file outside."""
+        """Test the sandbox with a command that tries to break out, for example by reading a file of the host."""
         if sys.platform != "linux":
             return SandboxProbe(
                 False,

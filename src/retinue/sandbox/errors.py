@@ -83,7 +83,7 @@ class ContainerEngineFailed(SandboxFailed):
 
 
 class ContainerReplyInvalid(SandboxFailed):
-    """Docker returned a description of a container that is invalid."""
+    """Docker returned an invalid description of a container."""
 
     code = "sandbox.engine_reply_invalid"
 

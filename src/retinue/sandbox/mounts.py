@@ -78,9 +78,9 @@ class Bind(Struct, frozen=True):
 
 
 def build_etc(folder: Path, entrypoint: Path) -> None:
-    """When the server starts, build the /etc that all sandboxed commands see, from copies of public files.
+    """Build the /etc that all sandboxed commands see, from copies of public files. Called by the probe of the sandbox.
 
-    If the public files have not changed since the last start, the existing folder is kept. The
+    If the public files have not changed since the last call, the existing folder is kept. The
     folders in it are created empty, and `build_system_arguments` mounts the originals there:
     copying the certificates, which are hundreds of links, would take 0.1 s.
     """

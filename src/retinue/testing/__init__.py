@@ -4,7 +4,7 @@
 - `scripted_model`, `fake_connector`, `fake_clock`: replacements for the model, the platform and the
   clock.
 - `telegram_server`, `email_servers`, `postgres`: test servers on loopback.
-- `fault_kit`: a test suite that injects faults of the platform, the network and the server into a
-  connector.
+- `fault_kit`: a test suite that checks a connector while its platform, its network or the server
+  fails.
 - `simulation` and `crash`: the randomized tests of this repository.
 """

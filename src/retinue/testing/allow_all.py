@@ -1,4 +1,4 @@
-"""Access control for tests: it admits every sender, and believes a connector that says that the sender is the owner."""
+"""Access control for tests: it admits every sender, and trusts a connector that identifies the sender as the owner."""
 
 from __future__ import annotations
 

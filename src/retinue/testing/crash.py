@@ -159,7 +159,7 @@ def _find_all_points() -> frozenset[str]:
 
 
 def list_quick_points() -> list[str]:
-    """Return fewer crash points, for a quick test: all effects, and either before or after each commit."""
+    """Return the crash points for a quick test: around each effect, and either before or after each commit."""
     points = list_crash_points()
     commits = [point for point in points if point.endswith("-commit")]
     return sorted({*points} - {*commits[0::4], *commits[3::4]})
@@ -410,8 +410,8 @@ class KillTour:
 class CrashPlan:
     """The parameters of a crash test.
 
-    They are the crash points at which to kill the server, and the number of kills at random moments
-    after those.
+    `points` are the crash points at which the server is killed. `kills` is the number of kills at
+    random moments afterwards.
     """
 
     folder: Path

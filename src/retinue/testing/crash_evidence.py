@@ -75,7 +75,7 @@ class InterruptedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredApproval:
-    """An approval and the outcome of its decision, as the crash test reads them from the store."""
+    """An approval and the outcome of the envelope with its decision, as the crash test reads them from the store."""
 
     id: str
     state: str

@@ -3,7 +3,7 @@
 Start it with `python -m retinue.testing.crash_server` and these variables:
 
 - RETINUE_TEST=1.
-- RETINUE_TEST_OUTSIDE: the folder in which tools and channels record their effects, outside the
+- RETINUE_TEST_OUTSIDE: the folder in which tools and connectors record their effects, outside the
   server.
 - RETINUE_TEST_ELSEWHERE: the URL of the external agent.
 - RETINUE_TEST_CRASH=point:n: kill the process when a crash point is reached for the n-th time.

@@ -308,7 +308,7 @@ def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_calls(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that no call was performed twice if it must not be repeated.
+    """Check that each call that must not be repeated was performed at most once.
 
     The model must also have got the true result of each call.
     """
@@ -575,7 +575,7 @@ def _check_unrequested(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each retry of a failed envelope that a client requested is stored.
+    """Check that each retry that a client requested for a failed envelope is stored.
 
     A client repeats its request if the server died before it could respond. This may create another
     retry only if the previous retry has failed, too.

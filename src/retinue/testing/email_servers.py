@@ -154,7 +154,7 @@ _ID = re.compile(r"\sid ([0-9A-Za-z]{6})-([0-9A-Za-z]+)-([0-9A-Za-z]+)")  # seco
 
 
 def _accepted_at(message: EmailMessage) -> tuple[str, str]:
-    """Return the time at which a server accepted an email, which is part of the id that it gave to the email.
+    """Return the time at which a server accepted an email, as encoded in the id that the server gave to the email.
 
     The process number in the id is left out, because it does not always increase.
     """
@@ -275,8 +275,8 @@ class EmailServers:
         """Send an email through exim as a person's email client would.
 
         Without `login`, send it as an unknown email server would. Returns once the email has been
-        delivered. Otherwise, two emails could arrive in the wrong order, because exim delivers each
-        in a separate process.
+        delivered. If it returned earlier, two emails could arrive in the wrong order, because exim
+        delivers each in a separate process.
         """
         before = len(self._files(to.partition("@")[0]))
         with smtplib.SMTP("127.0.0.1", self.smtp) as line:

@@ -14,7 +14,7 @@ class CrashServerOutsideTest(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "this server is for crash tests only",
-            because="its agents, tools and model are made to be killed, and RETINUE_TEST is not 1",
+            because="its agents, tools and model exist only for tests that kill the server, and RETINUE_TEST is not 1",
             try_this="start a real server: retinue run",
         )
 

@@ -1,4 +1,4 @@
-"""Registers what a test has open (servers, browser pages, seeds), so that the report of a failure can describe it.
+"""Registers the servers, browser pages and seeds of a test, so that the report of a failure can describe them.
 
 A helper that opens a server or a page registers it here as a subject. When the test fails,
 `tests/failure_report.py` requests a description of each subject. If a subject closes because of the

@@ -18,8 +18,8 @@ LOOP_PASSES = 100
 class FakeClock:
     """A clock that shows the time that the test has set.
 
-    Like the clock of a machine, it has two times. `advance` moves the monotonic time, which `sleep`
-    uses. `jump` sets the wall clock forward or back, and ends no sleep.
+    Like the clock of a machine, it has two times: the wall clock, and the monotonic time, which
+    `sleep` uses. `advance` moves both forward. `jump` sets only the wall clock, and ends no sleep.
     """
 
     def __init__(self, start: datetime = START) -> None:

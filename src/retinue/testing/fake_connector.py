@@ -136,7 +136,7 @@ class FakeConnector:
         retry_after_s: float | None = None,
         sentence: str = "the platform is down",
     ) -> None:
-        """Make the next deliveries fail, to one channel or to any."""
+        """Make the next deliveries fail: those to one channel or, if `channel` is None, those to any channel."""
         for _ in range(times):
             failure = DeliveryFailed(sentence, kind=kind, permanent=permanent, retry_after_s=retry_after_s)
             self._add_fault(DeliveryFault(failure=failure), channel)

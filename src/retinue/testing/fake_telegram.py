@@ -184,7 +184,7 @@ class FakeTelegram:
         self.queue_update("message_reaction", body | reaction)
 
     def migrate_group(self, old: int, new: int) -> None:
-        """Migrate a group to a supergroup, with the service messages in both."""
+        """Migrate a group to a supergroup, and send the service messages in both chats."""
         room = self.chats[old]
         room.migrated_to = new
         self.add_group(new, room.title)
@@ -216,7 +216,7 @@ class FakeTelegram:
     # --- Bot API ---
 
     def get_updates(self, offset: int | None, limit: int) -> list[Json]:
-        """Return unconfirmed updates. A call with an offset confirms all earlier ones."""
+        """Return unconfirmed updates. A call with an offset confirms all updates before that offset."""
         if offset is not None and offset < 0:
             offset = self.updates[offset]["update_id"] if len(self.updates) >= -offset else None
         if offset:

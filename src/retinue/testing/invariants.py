@@ -505,7 +505,7 @@ class InvariantChecker:
             self._open_runs.discard(run)
 
     def _check_worker(self, run: str | None, server: SimulatedServer, point: str) -> None:
-        """Check that only the worker that claimed a run last writes for it, and only while the run is open."""
+        """Check that only the latest worker that claimed a run writes for it, and only while the run is open."""
         if run is None:
             return
         worker = self._workers[run]

@@ -1,6 +1,7 @@
-"""Describes a server for the report of a failed test: the end of its log, and `why` for relevant envelopes.
+"""Describes a server for the report of a failed test: its last log lines, and the output of `why`.
 
-Everything is read from files, so that a server that hangs or was killed can be described, too.
+Everything is read from the log file and the database, so that a server that hangs or was killed can
+be described, too.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class ScenarioGenerator:
         return self._chance.choice((0, 100))
 
     def draw_conversations(self, agents: list[Agent]) -> list[SimulatedConversation]:
-        """Draw 10 to 20 conversations. A person may have several with one agent, and two people may share one."""
+        """Draw 10 to 20 conversations. A person may have several with one agent, even in one session."""
         chance = self._chance
         made: list[SimulatedConversation] = []
         for number in range(chance.randint(10, 20)):

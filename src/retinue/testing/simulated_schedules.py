@@ -139,7 +139,7 @@ class ScheduleGenerator:
 
 
 async def simulate_gate(server: SimulatedServer, rng: random.Random) -> GateResult:
-    """Simulate the command of a gate. It is usually open or closed, and sometimes fails or hangs."""
+    """Simulate the command of a gate. The gate is usually open or closed; sometimes the command fails or hangs."""
     await server.clock.sleep(rng.choice((0.0, 0.01, 0.5, 5.0)))
     luck = rng.random()
     if luck < 0.5:

@@ -316,7 +316,7 @@ class SimulatedStore:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """A model of a simulation. The simulation chooses its replies, and is notified when it is called."""
+    """A model of a simulation. The simulation chooses its replies, and is notified of each call."""
 
     server: SimulatedServer
     name: str

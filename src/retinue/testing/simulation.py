@@ -7,7 +7,7 @@ The seed decides everything:
 - the agents, their settings, and the envelopes that clients send;
 - the replies and failures of models, their context windows, and the latency of the disk;
 - crashes at any moment and at any commit, and a paused server that resumes after its replacement;
-- a full disk, clock jumps, cancels and resets;
+- a full disk, clock jumps, cancellations and resets;
 - approvals that are answered early, late, twice or never.
 
 `retinue.testing.invariants` checks every commit. From time to time the events stop, and the server

@@ -211,7 +211,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def cancel_remaining(self) -> None:
-        """Cancel the remaining tasks, oldest first, and let them end within another `steps_max`.
+        """Cancel the remaining tasks, oldest first, and let them end within another `steps_max` passes.
 
         `after_step` is no longer called: its checks apply only while `main` runs.
         """

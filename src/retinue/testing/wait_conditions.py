@@ -58,8 +58,8 @@ def wait_until_sync(
 ) -> T:
     """Do the same as `wait_until`, in a test that blocks its thread.
 
-    The polling interval grows, because the condition often calls a server in another process, which
-    limits its requests per minute.
+    The polling interval grows, because the condition often calls a server in another process, and
+    that server limits the number of requests per minute.
     """
     deadline = time.monotonic() + limit_s
     while not (value := condition()):

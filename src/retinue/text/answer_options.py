@@ -27,7 +27,8 @@ _BUTTON_DATA = re.compile(rf"([a-z]{{1,16}}[0-9]{{0,2}}):([0-9a-f]{{{ID_LENGTH}}
 class AnswerOption(Struct, frozen=True):
     """One possible answer to a question.
 
-    `scope` is how long a yes lasts. It is None for a denial and for an answer to a questionnaire.
+    `scope` is how long the permission lasts. It is None for a denial and for an answer to a
+    questionnaire.
     """
 
     label: str

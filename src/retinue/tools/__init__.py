@@ -1,1 +1,1 @@
-"""The tools that agents can call, and the toolbox that decides and performs the calls."""
+"""The tools that agents can call, and the toolbox that decides which calls are allowed and performs them."""

@@ -1,4 +1,4 @@
-"""Decides tool calls by the provenance of their arguments: where the values in them came from."""
+"""Decides which tool calls the provenance of their arguments allows. Provenance is where a value came from."""
 
 from __future__ import annotations
 

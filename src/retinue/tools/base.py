@@ -158,8 +158,8 @@ class ConfirmedTool(Protocol):
 class ConfigurableTool(Protocol):
     """A tool that has its own settings.
 
-    `with_settings` returns a copy for other settings. The copy is used to decide calls, never to
-    perform them.
+    `with_settings` returns a copy for other settings. The copy is used to decide which calls are
+    allowed, never to perform them.
     """
 
     def with_settings(self, settings: Settings) -> Tool: ...

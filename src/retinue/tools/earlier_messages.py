@@ -17,8 +17,8 @@ OWNER_TURNS_MAX = 200  # owner turns behind a summary that still count for prove
 class EarlierOwnerTurns(Struct, frozen=True):
     """Reads the owner's messages that a summary replaced.
 
-    They are needed to decide provenance: a model wrote the summary, but the original messages are
-    the owner's text.
+    They are needed to determine provenance: a model wrote the summary, but the original messages
+    are the owner's text.
     """
 
     store: Store

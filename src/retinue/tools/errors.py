@@ -113,7 +113,7 @@ class WindowRenamed(Invalid):
 
 
 class WindowInventoryInvalid(Invalid):
-    """The list of panels that a browser window reported is invalid. The list that it reported before stays valid."""
+    """The list of panels that a browser window reported is invalid. The previous list stays in use."""
 
     code = "window.inventory_invalid"
 
@@ -280,7 +280,7 @@ class PrincipalCannotGrant(ToolFailed):
 
 
 class PermissionReasonMissing(ToolFailed):
-    """The reason for a permission is blank."""
+    """The reason in a permission request is blank."""
 
     code = "permission.reason_missing"
 

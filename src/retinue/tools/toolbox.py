@@ -120,9 +120,9 @@ class CallPlan(Struct, frozen=True, kw_only=True):
     """The decision on each call of one reply, made before any call is performed.
 
     `asked` are the calls that need an approval. `contexts` and `reasons` have an entry for each
-    allowed call. `missing_permissions` are the permissions that the asked calls need and that were
-    not granted. `would_grant` are the permissions that a lasting approval would grant. The decision
-    was based on `held_permissions` and `settings`.
+    allowed call. `missing_permissions` are the permissions that the calls in `asked` need and that
+    were not granted. `would_grant` are the permissions that a lasting approval would grant. The
+    decision was based on `held_permissions` and `settings`.
     """
 
     allowed: tuple[Call, ...] = ()
@@ -161,7 +161,7 @@ def refusal(call: Call, text: str, *, trust: Trust = Trust.PRIVATE) -> ToolResul
 
 
 class Toolbox:
-    """Holds the tools of an instance, decides calls and performs them."""
+    """Holds the tools of an instance, decides which calls are allowed, and performs them."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class Toolbox:
         return await self._evaluate_with(call, turn, await self._held_permissions(turn))
 
     async def decide_direct_call(self, call: Call, turn: TurnContext) -> DirectCall:
-        """Decide a call that is made outside a run, where no approval can be requested."""
+        """Decide whether to allow a call that is made outside a run, where no approval can be requested."""
         held = await self._held_permissions(turn)
         tool_decision = await self._evaluate_with(call, turn, held)
         return DirectCall(tool_decision.decision, self._tool_context(call, turn, held))

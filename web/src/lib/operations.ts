@@ -1057,7 +1057,7 @@ export interface Operations {
   "credential.mark_used": { parameters: CredentialUseRequest; result: CredentialDetails; hasEffect: true };
   /** Record that a credential failed, so the server does not use it for a while. */
   "credential.mark_failed": { parameters: CredentialFailureRequest; result: CredentialDetails; hasEffect: true };
-  /** Clear a credential's failures, so the server can use it again at once. */
+  /** Clear a credential's failures, so that the server can use the credential again at once. */
   "credential.clear": { parameters: CredentialUseRequest; result: CredentialDetails; hasEffect: true };
   /** List people and their roles. */
   "person.list": { parameters: EmptyRequest; result: PersonList; hasEffect: false };
@@ -1097,7 +1097,7 @@ export interface Operations {
   "config.preview": { parameters: ConfigPreviewRequest; result: ConfigPreview; hasEffect: false };
   /** Show the agents and your pending approvals. */
   "server.status": { parameters: EmptyRequest; result: ServerStatus; hasEffect: false };
-  /** Return the initial state of a client, and the cursor from which its events continue. */
+  /** Return the state that a client needs when it starts, and the cursor for the events that follow. */
   "server.initial_state": { parameters: InitialStateRequest; result: InitialState; hasEffect: false };
   /** Check the ledger: prove that no message was lost. */
   "server.ledger": { parameters: EmptyRequest; result: LedgerCheckResult; hasEffect: false };
@@ -1109,7 +1109,7 @@ export interface Operations {
   "server.logs": { parameters: LogListRequest; result: LogEntryList; hasEffect: false };
   /** Back up all data to a new folder while the server is running. */
   "server.backup": { parameters: BackupRequest; result: BackupResult; hasEffect: true };
-  /** Delete old data, or by default only count it. */
+  /** Delete old data. By default, the data is only counted. */
   "server.purge": { parameters: PurgeRequest; result: PurgeResult; hasEffect: true };
   /** Show usage and cost. */
   "usage.show": { parameters: UsageRequest; result: UsageReport; hasEffect: false };
@@ -1117,7 +1117,7 @@ export interface Operations {
   "usage.days": { parameters: UsageDaysRequest; result: DailyUsageReport; hasEffect: false };
   /** Show the budgets, and how much of each is spent. */
   "usage.budgets": { parameters: EmptyRequest; result: BudgetList; hasEffect: false };
-  /** Explain why an agent may use a tool, may not, or needs an approval. */
+  /** Explain why an agent may or may not use a tool, or needs an approval. */
   "policy.explain": { parameters: PolicyExplainRequest; result: PolicyExplanation; hasEffect: false };
   /** Check recorded tool calls against changed settings, and show each call whose decision would change. */
   "policy.test": { parameters: PolicyTestRequest; result: PolicyTestResult; hasEffect: false };

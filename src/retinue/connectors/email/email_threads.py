@@ -35,7 +35,7 @@ _decoder = msgspec.json.Decoder(tuple[_StoredThread, ...])
 class ThreadCache:
     """Keeps the threads with each correspondent in memory. `save` stores them.
 
-    Call `save` only once an email is accepted, so that a sender who is not admitted leaves nothing in the store.
+    Call `save` only after an email is accepted, so that a sender who is not admitted leaves nothing in the store.
     """
 
     def __init__(self, state: ConnectorState) -> None:

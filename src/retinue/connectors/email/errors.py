@@ -26,6 +26,6 @@ class EmailConnectionUnencrypted(Invalid):
     def __init__(self, host: str) -> None:
         super().__init__(
             f"the connection to {host} would not be encrypted",
-            because='`security = "none"` sends the password in plain text, and is only for servers on this machine',
-            try_this='use "tls" or "starttls"',
+            because="the password would be sent in plain text, which is allowed only to a server on this machine",
+            try_this='set `imap_security` and `smtp_security` to "tls" or "starttls"',
         )

@@ -148,7 +148,7 @@ def _format_sender(sender: EmailSender) -> str:
 
 
 def _build_body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: str) -> bytes:
-    """Build the content headers and the body, encoded in ASCII: every server accepts that, and no line is too long."""
+    """Build the content headers and the body, encoded as short lines of ASCII, which every server accepts."""
     message = EmailMessage(policy=SMTP)
     words = text.encode("utf-8", "replace").decode()
     message.set_content(words if words.endswith("\n") else words + "\n", charset="utf-8", cte="quoted-printable")

@@ -95,7 +95,7 @@ class EmailSettings:
     )
     emails_per_hour: int = setting(
         30,
-        "Maximum number of emails per hour from one address. Further emails are treated as automatic and not answered.",
+        "Maximum number of emails per hour from one address. Further emails count as automated and are not answered.",
         least=1,
         most=10_000,
     )

@@ -24,7 +24,7 @@ _CHANNEL = re.compile(r"[^\s\x00-\x20,\x07]+")
 
 
 class Casemapping(StrEnum):
-    """The rule by which a server treats names as equal (its `CASEMAPPING`)."""
+    """The rule by which a server decides whether two names are equal (its `CASEMAPPING`)."""
 
     ASCII = "ascii"
     RFC1459_STRICT = "rfc1459-strict"

@@ -324,7 +324,10 @@ class IrcConnector:
         return person.nick
 
     async def _wait_until_joined(self, client: IrcClient, channel: str) -> None:
-        """Wait until a configured channel is joined. The JOIN may be in progress, or the bot has just been removed."""
+        """Wait until a configured channel is joined.
+
+        The JOIN may be in progress, or the bot may just have been removed.
+        """
         while channel in client.channels and channel not in client.joined_channels:
             client.joined.clear()
             try:

@@ -54,8 +54,9 @@ def reconnect_delay_s(
 ) -> float:
     """Return the delay before the next attempt to connect, after this many consecutive failures.
 
-    `random_share` is from 0 to 1, for jitter: clients that were disconnected together must not
-    reconnect together. The delay is at least the one that the platform requested, up to an hour.
+    `random_share` is from 0 to 1, for jitter: clients that were disconnected at the same time must
+    not reconnect at the same time. The delay is at least as long as the platform requested. A
+    request for more than an hour counts as one hour.
     """
     longest = BACKOFF_FIRST_S * 2 ** min(max(failures - 1, 0), _DOUBLINGS_MAX)
     own = NEEDS_OWNER_RETRY_S if needs_owner else min(longest, BACKOFF_MAX_S)

@@ -517,8 +517,8 @@ async def _run_check(connector: Connector) -> ConnectorCheckResult:
 class _UnavailableConnector:
     """Takes the place of a connector that could not be created or is being restarted.
 
-    Its deliveries fail temporarily, so envelopes wait for a while, as if the connection were down. By
-    default, a delivery that a crash interrupted is not repeated, because that may not be safe.
+    Its deliveries fail temporarily, so envelopes wait for a while, as if the connection were down.
+    Unless `repeats_safely` is set, a delivery that a crash interrupted is not repeated.
     """
 
     attempts_max = REMOTE_ATTEMPTS_MAX

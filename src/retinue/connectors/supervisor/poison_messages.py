@@ -101,7 +101,7 @@ class PoisonMessages:
             raise PoisonMessageNotFound(id_)
 
     async def mark_needs_owner(self, connector_name: str, *, is_new: bool) -> int:
-        """Return the time since which a connector has needed its owner, in Unix milliseconds.
+        """Return the time since which only the owner can solve a connector's problem, in Unix milliseconds.
 
         If no time is stored, or with `is_new`, store and return the current time.
         """

@@ -99,7 +99,7 @@ class TelegramUpload:
 
 
 class BotApi:
-    """A client of the Bot API for one bot. To share a session between several calls, keep `http_session` open."""
+    """A client of the Bot API for one bot. To share an HTTP session between several calls, keep `http_session` open."""
 
     def __init__(self, base: str, token: str, *, timeout_s: float) -> None:
         self._base = base.rstrip("/")

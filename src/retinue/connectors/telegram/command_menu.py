@@ -31,7 +31,10 @@ def build_menu() -> list[dict[str, str]]:
 
 
 async def sync_menu(call: CallMethod, state: ConnectorState, bot: int, *, is_enabled: bool) -> None:
-    """Update the bot's menu if it differs. If Telegram refuses the menu, the next connection tries again."""
+    """Update the bot's menu if it has changed.
+
+    If Telegram refuses the menu, it is sent again at the next connection.
+    """
     known = await state.get(KEY)
     offered = build_menu() if is_enabled else []
     now = f"{bot} {msgspec.json.encode(offered).decode()}" if is_enabled else ""

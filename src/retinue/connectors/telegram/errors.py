@@ -64,7 +64,7 @@ class TelegramBotInUse(ConnectionLost):
 
 
 def build_delivery_refused(refused: TelegramRefused) -> DeliveryFailed:
-    """Return the delivery failure for a refusal by Telegram, after which the part was certainly not accepted."""
+    """Return the delivery failure for a refusal by Telegram, which means that the part was certainly not accepted."""
     kind, permanent, try_this = _classify_refusal(refused)
     return DeliveryFailed(
         "Telegram did not accept the message",

@@ -180,7 +180,7 @@ class LongPoller:
         await self._cancel_tasks()
 
     async def _cancel_tasks(self) -> None:
-        """Cancel all messages in progress."""
+        """Cancel the tasks of all messages in progress."""
         tasks = set(self._tasks.values())
         for task in tasks:
             task.cancel()

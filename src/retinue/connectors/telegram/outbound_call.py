@@ -39,7 +39,7 @@ _ALBUM_KINDS = (frozenset({_PHOTO, _VIDEO}), frozenset({_AUDIO}), frozenset({_DO
 
 
 class TelegramSendOptions(Struct, frozen=True, kw_only=True):
-    """The options for sending a part, such as formatting. The first attempt uses the best options.
+    """The options for sending a part, such as formatting. The first attempt uses the preferred options.
 
     After a refusal, `simplify_options` chooses simpler options.
     """

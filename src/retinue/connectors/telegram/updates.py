@@ -261,7 +261,10 @@ def _strip_own_mention(text: str, me: TelegramUser) -> str:
 
 
 def _mark_forwarded(origin: MessageOrigin | None, text: str) -> str:
-    """Mark forwarded text as forwarded. The sender did not write it, so it cannot be a command."""
+    """Insert the line `[forwarded from NAME]` before forwarded text.
+
+    The sender did not write the text, so it cannot be a command.
+    """
     if origin is None:
         return text
     source = origin.sender_user or origin.sender_chat or origin.chat

@@ -35,7 +35,7 @@ class WebhookTemplateFailed(Invalid):
 
 
 class WebhookPathNotFound(NotFound):
-    """No mapping or kind of the webhook connector has the path of the request."""
+    """The path of the request is neither that of a mapping nor one of the `kinds` of the webhook connector."""
 
     code = "webhook.path_not_found"
 

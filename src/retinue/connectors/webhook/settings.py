@@ -41,7 +41,7 @@ def check_template_length(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookMapping:
-    """Converts requests from services that do not know retinue.
+    """Converts requests from services that do not use retinue's request format.
 
     Templates are Jinja templates with the variables `payload` and `headers`.
     """

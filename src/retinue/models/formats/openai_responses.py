@@ -1,7 +1,7 @@
 """The wire format `openai-responses`: OpenAI's newer API, also offered by other providers.
 
-By default, requests tell the provider to store nothing. The provider sends the model's thinking
-encrypted, and it is sent back with the history.
+By default, requests tell the provider to store nothing. The provider returns the model's thinking
+in encrypted form, and later requests send it back with the history.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def parse_usage(found: Any) -> Usage | None:
 
 
 def _compute_cost_microusd(usage: dict[str, Any]) -> int:
-    """Return the cost that the server reports in micro-dollars, rounded up. 0 if it reports none."""
+    """Return the cost that the server reports, in millionths of a dollar, rounded up. 0 if it reports none."""
     microusd = _get_number(usage, "cost") * MICROUSD_PER_USD
     if usage.get("is_byok") is True:  # OpenRouter with a key of the user: its fee plus the provider's cost
         microusd += _get_number(_get_object(usage, "cost_details"), "upstream_inference_cost") * MICROUSD_PER_USD

@@ -33,7 +33,7 @@ class ThinkTagParser:
         self.is_text_only = False  # whether everything from here on is text: checked at every event
 
     def disable(self) -> None:
-        """Treat everything as text, because this server sends thinking in another field."""
+        """Treat everything as text, because the provider sends thinking in another field."""
         if self._state is _TagState.START:
             self._switch_to_text()
 

@@ -49,7 +49,7 @@ def make_provider_format(format_: WireFormat, cache: EncodedContextCache) -> Pro
 
 
 class RequestHeadCache:
-    """Cache of encoded request heads: instructions and tools, encoded once per pair.
+    """Cache of encoded request heads. A head is the part of a request with the instructions and tools.
 
     A few entries suffice, because there are few agents and their instructions rarely change.
     """

@@ -180,7 +180,7 @@ def _find_agent_and_session(
 
 
 def _template_name(file: AttachmentUpload, request: AgentPromptRequest) -> str:
-    """Return the template name of a given file. If only one file is given, it is the entry file under any name."""
+    """Return the template name of a given file. A file that is given alone is the entry file, whatever its name is."""
     return ENTRY_FILE if len(request.check) == 1 else file.name
 
 
@@ -195,7 +195,7 @@ def _decode_text(file: AttachmentUpload) -> str:
 
 
 class _TemplateFacts(msgspec.Struct, frozen=True):
-    """Invalid templates and renamed template names, keyed by agent, or by `SHARED_TEMPLATE` for the shared one."""
+    """Invalid templates, and old names that templates use, by agent, or by `SHARED_TEMPLATE` for the shared one."""
 
     invalid: Mapping[str, InvalidTemplate]
     renamed: Mapping[str, list[RenamedName]]

@@ -226,7 +226,7 @@ class AgentFilesPeopleOnly(NotAllowed):
 
 
 class AgentFileNotShown(Invalid):
-    """The path is not one of the files that define an agent."""
+    """The path does not belong to a file that defines an agent."""
 
     code = "agent_file.not_shown"
 
@@ -294,7 +294,7 @@ class PromptNotAllowed(NotAllowed):
 
 
 class PromptPreviewUnavailable(NotFound):
-    """This server has no prompt previews."""
+    """This server cannot show previews of system prompts."""
 
     code = "agent.prompt_unavailable"
 

@@ -66,7 +66,7 @@ class AuditListRequest(msgspec.Struct, forbid_unknown_fields=True):
     kind: Annotated[AuditKind | None, msgspec.Meta(description="only entries of this kind")] = None
     agent: Annotated[str, msgspec.Meta(description="only entries about this agent")] = ""
     principal: Annotated[
-        str, msgspec.Meta(description="only actions and decisions by this address: person:NAME or agent:NAME")
+        str, msgspec.Meta(description="only actions and decisions of this principal: person:NAME or agent:NAME")
     ] = ""
     since: Annotated[str, msgspec.Meta(description="only entries since this time: -7D or 2026-01-28T20:30")] = ""
     before: Annotated[str, msgspec.Meta(description="`next` of the previous page; default: the first page")] = ""

@@ -34,7 +34,7 @@ class ConnectorAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, Meta(description="name of the connector; default: the platform")] = ""
     settings: Annotated[dict[str, Any], Meta(description="settings of the connector, as in the settings file")] = {}
     answers: Annotated[
-        dict[str, str], Meta(description="settings of the connector by name, each as text that a person typed")
+        dict[str, str], Meta(description="settings of the connector, with each value as the text that a person typed")
     ] = {}
     secrets: Annotated[dict[str, str], Meta(description="secrets of the connector by name, such as token")] = {}
     check: Annotated[bool, Meta(description="test the connection first")] = True

@@ -186,7 +186,7 @@ class IdentityNotFound(NotFound):
 
 
 class IdentityInvalid(Invalid):
-    """The platform or the id of an identity is empty, too long or not storable."""
+    """The platform or the id of an identity is empty or too long, or cannot be stored."""
 
     code = "identity.invalid"
 
@@ -206,6 +206,6 @@ class IdentityIsUsername(Invalid):
     def __init__(self, username: str) -> None:
         super().__init__(
             f"{username[:64]!r} is a username, not an id",
-            because="a username can pass to someone else, whom the server would then treat as the linked person",
+            because="someone else can take over a username, and the server would treat them as the linked person",
             try_this="link the permanent id: `retinue pairing list` shows it after the person has written",
         )

@@ -219,7 +219,7 @@ def _to_row(services: Services, conn: sa.Connection, caller: Principal, delegati
 
 
 def _visible_session(conn: sa.Connection, caller: Principal, delegation: Delegation) -> Session | None:
-    """Return the session that works on the delegation, or None if the caller may not see that session."""
+    """Return the session of the delegated work, or None if it does not exist or the caller may not see it."""
     there = sessions.get(conn, delegation.target_session) if delegation.target_session else None
     if there is None or there.deleted_at is not None or not can_see_session(conn, caller, there.id):
         return None

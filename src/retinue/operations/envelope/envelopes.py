@@ -456,7 +456,10 @@ def _to_dead_letter_details(services: Services, dead_letter: DeadLetter) -> Enve
 
 
 async def cancel_envelope(services: Services, caller: Principal, request: EnvelopeIdRequest) -> EnvelopeCancelled:
-    """Cancel a waiting envelope. Only its sender and the owner of its session may cancel it."""
+    """Cancel a waiting envelope.
+
+    Only its sender and the callers that `check_owner` accepts for its session may cancel it.
+    """
 
     def body(conn: sa.Connection) -> tuple[Envelope, tuple[Wake, ...]]:
         tx = Transaction(conn, to_ms(services.clock.now()))

@@ -48,14 +48,14 @@ class SessionOfOtherAgent(Invalid):
 
 
 class AttachmentGivenTwice(Invalid):
-    """An attachment has both its data and the hash of an uploaded file."""
+    """An attachment is given both as data and as the hash of an uploaded file."""
 
     code = "attachment.given_twice"
 
     def __init__(self, name: str) -> None:
         super().__init__(
             f"the attachment '{name}' is given twice",
-            because="it has both its data and the hash of an uploaded file",
+            because="it is given both as data and as the hash of an uploaded file",
             try_this="send the data or the hash, not both",
         )
 

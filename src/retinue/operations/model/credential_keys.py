@@ -53,7 +53,7 @@ class CredentialAddRequest(msgspec.Struct, forbid_unknown_fields=True):
         CredentialKind.API_KEY
     )
     region: Annotated[str, msgspec.Meta(description="region in which the key is valid; default: everywhere")] = ""
-    key_env: Annotated[str, msgspec.Meta(description="environment variable that has the key")] = ""
+    key_env: Annotated[str, msgspec.Meta(description="environment variable that contains the key")] = ""
     key_file: Annotated[
         str, msgspec.Meta(description="file that contains the key; only its owner may have access to it")
     ] = ""

@@ -360,7 +360,7 @@ OPERATIONS = (
     ),
     Operation(
         name="credential.clear",
-        summary="Clear a credential's failures, so the server can use it again at once.",
+        summary="Clear a credential's failures, so that the server can use the credential again at once.",
         parameters=CredentialUseRequest,
         handler=clear_credential_failures,
         result=CredentialDetails,

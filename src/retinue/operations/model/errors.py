@@ -135,7 +135,7 @@ class CredentialExists(Conflict):
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"the credential {id_} already exists",
-            because="names are unique for each agent and for the server",
+            because="an agent, or the server, cannot have two credentials with the same id",
             try_this=f"choose another name, or remove it first: retinue credential remove {id_}",
         )
 

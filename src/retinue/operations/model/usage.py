@@ -142,7 +142,7 @@ class BudgetList(msgspec.Struct, frozen=True):
 
 
 async def show_usage(services: Services, caller: Principal, request: UsageRequest) -> UsageReport:
-    """Show usage. The owner sees all usage, a person the usage on their behalf, and an agent its own usage."""
+    """Show usage. The owner sees all usage, a person the usage of runs on their behalf, and an agent its own."""
     fewer = "request fewer days, or one agent or person"
     check_limit(request.limit, least=ROWS_MIN, most=ROWS_MAX, try_this=fewer)
     first, last = _parse_range(services, request.from_, request.to)

@@ -42,7 +42,7 @@ class PersonNameTaken(Conflict):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"the name '{name}' is taken",
-            because="a person has or had this name, and envelopes still name it",
+            because="a person has or had this name, and stored envelopes contain it",
             try_this="choose another name",
         )
 

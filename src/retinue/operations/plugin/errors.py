@@ -73,7 +73,7 @@ class PluginSettingsTooDeep(Invalid):
 
 
 class PluginSettingsUnwritable(Conflict):
-    """The settings of a plugin cannot be written to the settings file, because the result would differ."""
+    """The settings of a plugin cannot be written, because the settings file would then contain different ones."""
 
     code = "plugin.settings_unwritable"
 

@@ -55,7 +55,9 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
     tool: str
     args: Annotated[dict[str, Any], msgspec.Meta(description="arguments of the call")] = {}
-    sender: Annotated[str, msgspec.Meta(description="address on whose behalf the run acts, such as person:maria")] = ""
+    sender: Annotated[
+        str, msgspec.Meta(description="address of the person on whose behalf the run acts, such as person:maria")
+    ] = ""
     session: Annotated[str, msgspec.Meta(description="id of the session of the call; default: a new session")] = ""
     model: Annotated[str, msgspec.Meta(description="model that makes the call, as PROVIDER/MODEL")] = ""
     origin: Annotated[
@@ -64,7 +66,9 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     call_source: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="changes to the agent to assume but not save, with the fields of `agent set`"),
+        msgspec.Meta(
+            description="changes to the agent that apply to this request only, with the fields of `agent set`"
+        ),
     ] = {}
 
 
@@ -138,7 +142,9 @@ class ToolListRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = ""
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="changes to the agent to assume but not save, with the fields of `agent set`"),
+        msgspec.Meta(
+            description="changes to the agent that apply to this request only, with the fields of `agent set`"
+        ),
     ] = {}
 
 
@@ -222,9 +228,9 @@ def _require_toolbox(services: Services) -> Toolbox:
 
 
 async def test_policy(services: Services, caller: Principal, request: PolicyTestRequest) -> PolicyTestResult:
-    """Decide every recorded tool call under the current and the proposed settings, and compare the decisions.
+    """Evaluate every recorded tool call under the current and the proposed settings, and compare the decisions.
 
-    Each call is decided in its original context.
+    Each call is evaluated in its original context.
     """
     examined = await asyncio.to_thread(
         examine_configuration, services.require_config_holder().environment, text=request.text
@@ -264,7 +270,7 @@ class _PolicyPair(Struct, frozen=True, kw_only=True):
 
 
 class _SessionHistory(Struct, frozen=True, kw_only=True):
-    """The records of one session, with the sender of each run and the people for whom it acted."""
+    """The records of one session, with the sender of each run and the people for whom the run acted."""
 
     agent: Agent
     session: Session
@@ -469,8 +475,8 @@ async def revoke_grant(services: Services, caller: Principal, request: GrantIdRe
 def _check_may_grant(caller: Principal) -> None:
     """Raise an error unless the caller may create grants.
 
-    Only the owner and the server may. An agent may not, even with level boss. It passes on
-    permissions with the tool `grant_permission`.
+    Only the owner and the server may create grants. An agent may not, even with level boss. It uses the
+    tool `grant_permission`, which passes on a permission that a person has granted to the agent.
     """
     if not caller.sees_everything:
         raise GrantNotAllowed()
@@ -479,7 +485,7 @@ def _check_may_grant(caller: Principal) -> None:
 OPERATIONS = (
     Operation(
         name="policy.explain",
-        summary="Explain why an agent may use a tool, may not, or needs an approval.",
+        summary="Explain why an agent may or may not use a tool, or needs an approval.",
         parameters=PolicyExplainRequest,
         handler=explain_policy,
         permission=PermissionLevel.STANDARD,

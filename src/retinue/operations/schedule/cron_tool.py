@@ -247,7 +247,7 @@ def _open_memory_folder(schedule: Schedule, context: ToolContext) -> tuple[str, 
 
 
 async def _require_schedule(services: Services, context: ToolContext) -> Schedule:
-    """Return the schedule whose session makes this call. Raise if the session belongs to no schedule."""
+    """Return the schedule to which the session of this call belongs. Raise if it belongs to no schedule."""
     session = await services.store.read(lambda conn: sessions.get(conn, context.session))
     id_ = session.origin.key.removeprefix("schedule:") if session is not None else ""
     kept = (

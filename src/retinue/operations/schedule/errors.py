@@ -180,7 +180,7 @@ class HeartbeatNotFound(NotFound):
 
 
 class HeartbeatNotAllowed(NotAllowed):
-    """Only the agent itself and the owner may see and change a heartbeat."""
+    """Only the owner and the agent itself may see and change the heartbeat of an agent."""
 
     code = "heartbeat.not_allowed"
 

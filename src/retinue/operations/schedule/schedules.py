@@ -124,7 +124,7 @@ class ScheduleSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     delete_after_run: bool | None = None
     gate: Annotated[
         schedule_parser.GateForm | msgspec.UnsetType | None,
-        Meta(description="command that decides whether the run of an occurrence starts; null removes it"),
+        Meta(description="command that decides whether an occurrence starts a run; null removes it"),
     ] = msgspec.UNSET
     model: str | None = None
     title: str | None = None

@@ -323,7 +323,7 @@ OPERATIONS = (
     ),
     Operation(
         name="server.purge",
-        summary="Delete old data, or by default only count it.",
+        summary="Delete old data. By default, the data is only counted.",
         parameters=PurgeRequest,
         handler=purge_data,
         result=PurgeResult,

@@ -450,7 +450,7 @@ def check_outside_senders(facts: SecurityFacts) -> Iterator[_Finding]:
 def _exceeds_minimal(lists: ToolLists, *, without_profile: bool = False) -> bool:
     """Return whether these rules give an outside sender more tools than the profile `minimal`.
 
-    With `without_profile`, no other rule sets a profile, so rules without a profile give more tools too.
+    Set `without_profile` if no other rule sets a profile. Rules without a profile then give more tools too.
     """
     profiles = ("minimal",) if without_profile else ("minimal", None)
     return lists.profile not in profiles or bool(lists.also_allow or lists.ask)

@@ -143,7 +143,7 @@ OPERATIONS = (
     ),
     Operation(
         name="server.initial_state",
-        summary="Return the initial state of a client, and the cursor from which its events continue.",
+        summary="Return the state that a client needs when it starts, and the cursor for the events that follow.",
         parameters=InitialStateRequest,
         handler=show_initial_state,
         result=InitialState,

@@ -166,7 +166,7 @@ class SessionForkPointInvalid(Invalid):
 
 
 class SessionRecordNotFound(NotFound):
-    """No message in the session's context contains this record."""
+    """The record is not in the session's context, or comes before the first message of the context."""
 
     code = "session.record_not_found"
 
@@ -213,5 +213,5 @@ class SessionContextTooLong(TooLarge):
         super().__init__(
             f"the context of session {session} is too long for a fork or a trim",
             because=f"it has {records:,} records, and at most {records_max:,} records can be copied",
-            try_this=f"reset it, and give what it should keep as MESSAGE: retinue reset {session} MESSAGE",
+            try_this=f"reset it, and put what it should keep into MESSAGE: retinue reset {session} MESSAGE",
         )

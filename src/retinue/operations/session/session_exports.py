@@ -25,14 +25,17 @@ from retinue.store.sessions import imported_lines, sessions
 
 
 class SessionImportRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Create a session from exported files. `files` maps each of the three file names to its text."""
+    """Create a session from exported files.
+
+    `files` maps `descriptor.json`, `state.json` and `history.jsonl` to their texts.
+    """
 
     agent: str
     files: dict[str, str]
 
 
 class SessionExport(msgspec.Struct):
-    """An exported session. `files` maps each of the three file names to its text."""
+    """An exported session. `files` maps `descriptor.json`, `state.json` and `history.jsonl` to their texts."""
 
     session: str
     files: dict[str, str]
@@ -40,7 +43,7 @@ class SessionExport(msgspec.Struct):
 
 
 async def export_session(services: Services, caller: Principal, request: SessionIdRequest) -> SessionExport:
-    """Export a session as `descriptor.json`, `state.json` and `history.jsonl`, in Daycare's format."""
+    """Export a session as `descriptor.json`, `state.json` and `history.jsonl`, in the format of the program Daycare."""
     from retinue.agents import daycare_format  # rarely used: import on first use
 
     def body(conn: sa.Connection) -> daycare_format.DaycareFiles:

@@ -349,9 +349,10 @@ async def _change_session(
 
 
 def check_owner(caller: Principal, session: Session | None, *, people_only: bool = False) -> None:
-    """Raise an error unless the session belongs to the caller.
+    """Raise an error unless the caller is the owner of the session or of the instance, or the session's agent.
 
-    A person with whom the session is only shared may not make irreversible changes.
+    A person with whom the session is only shared may not make irreversible changes. With `people_only`,
+    the error is raised for the session's agent too.
     """
     own = caller.sees_everything or (session is not None and session.origin.belongs_to(str(caller.address)))
     if session is not None and not people_only and caller.address.kind is AddressKind.AGENT:

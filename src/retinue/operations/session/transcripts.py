@@ -82,7 +82,7 @@ class TranscriptRecord(msgspec.Struct, frozen=True):
 
 
 class SessionTranscript(msgspec.Struct):
-    """One page of a conversation. `records` are in order.
+    """One page of a conversation. `records` are ordered from oldest to newest.
 
     The first page has only records of the current context, which starts with the record `context_start`.
     The model no longer reads records before it. If `has_earlier` is true, there are records before those

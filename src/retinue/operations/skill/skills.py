@@ -424,7 +424,7 @@ _UnusedSkill = tuple[str, str, str]  # name, reason, next step
 
 
 async def _gather_unused_skills(context: DoctorContext) -> Sequence[_UnusedSkill] | None:
-    """Return the skills of the instance, its plugins and each agent that are not used.
+    """Return the unused skills of the instance, of its plugins and of each agent.
 
     Skills in workspaces are not checked, because there is no list of workspaces.
     """

@@ -2,8 +2,8 @@
 
 All other addresses belong to this machine or its network, or are reserved.
 
-No other module decides this. Every outbound request of an agent is checked: first the host name, then
-each address that the name resolves to.
+No other module decides which addresses are public. Every outbound request of an agent is checked:
+first the host name, then each address that the name resolves to.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 def explain_refused_address(address: str) -> str:
     """Return why agents may not send requests to an address, or an empty string if the address is public.
 
-    If the address embeds another one, as tunnel and NAT64 addresses do, the embedded address decides.
+    If the address embeds another one, as tunnel and NAT64 addresses do, the embedded address is checked.
     """
     parsed = _parse_address(address)
     if parsed is None:
@@ -99,9 +99,9 @@ def explain_refused_host(name: str) -> str:
 
 
 def is_private_address(address: str) -> bool:
-    """Whether the address is in a private range.
+    """Whether the address is private, loopback or shared behind a carrier's NAT.
 
-    These are the only non-public addresses that the owner can allow in the settings.
+    The owner can allow these addresses in the settings, and no other non-public addresses.
     """
     parsed = _parse_address(address)
     if isinstance(parsed, IPv6Address):

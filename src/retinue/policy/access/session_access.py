@@ -13,7 +13,7 @@ def may_access_session(
     """Decide whether a run of `agent` may access a session of `target`.
 
     `is_descendant` means that the session is the run's session, or descends from it.
-    `principal_can_see` means that the run principal can see the session. Without it, the run cannot
+    `principal_can_see` means that the run principal can see the session. If it is false, the run cannot
     access any session except a descendant, even if the agent may. A guest therefore cannot use
     an agent to read what the guest may not read. `is_confined` means that the run is sandboxed. A sandboxed run
     may access descendants only.

@@ -2,8 +2,8 @@
 
 Once untrusted content is in a context, its influence on the model's output cannot be determined, so
 values are not tracked through the model. Instead, each argument of the call needs one of three
-explanations. The owner wrote an equal value of the same type. Or a tool result contains such a value,
-and the owner named the thing that has it. Or a rule in the settings permits the argument. A person is
+explanations. The owner wrote an equal value of the same type. Or an entry of a tool result contains such
+a value, and the owner named that entry. Or a rule in the settings permits the argument. A person is
 asked about a call with any other argument.
 """
 

@@ -62,7 +62,7 @@ class KnownValues:
         )
 
     def restrict_to(self, phrase: str) -> KnownValues | None:
-        """Return the same known values, but only the owner's sentences that contain this phrase.
+        """Return the same known values, but with only those sentences of the owner that contain this phrase.
 
         Returns None if there are no such sentences.
         """
@@ -111,7 +111,7 @@ class KnownValues:
 
         The result has one set for each group of selected entries. The set has only the values that
         all entries of the group have in common. For ids, entries of all tools are compared together,
-        because another tool may have read the same things.
+        because the results of different tools may describe the same things.
         """
         having = [entry for entry in self.entries if any(_is_same_type(value.sort, sort) for value in entry.values)]
         found = (
@@ -191,8 +191,8 @@ def _is_hinted(words: Sequence[ParsedText], name: Sequence[str]) -> bool:
 def select_by_measures(known: KnownValues, entries: Sequence[ResultEntry]) -> tuple[ResultEntry, ...]:
     """Return the entries with the highest or lowest amount, such as the cheapest ones.
 
-    The owner's words name the measures, which are applied in the order of these words. Returns no
-    entries if the words name no measure.
+    The owner's words name the measures, such as `largest`. The measures are applied in the order in
+    which these words occur. Returns no entries if the words name no measure.
     """
     measures = [
         (at, measure)
@@ -294,8 +294,8 @@ def _is_exact(sort: ValueType, value: str) -> bool:
 def _explain_by_entry(known: KnownValues, sort: ValueType, text: str, *, name: str) -> str:
     """Explain a value by an entry of a tool result that the owner named.
 
-    Not for dates and times, which the owner must state. If the owner stated a percentage, the same
-    is true for numbers.
+    Returns an empty string for dates and times, because the owner must state these, and for numbers
+    if the owner stated a percentage.
     """
     if sort.kind in (ValueKind.MOMENT, ValueKind.TIME, ValueKind.DATE):
         return ""
@@ -309,10 +309,10 @@ def _explain_by_entry(known: KnownValues, sort: ValueType, text: str, *, name: s
 
 
 def _find_meant_for_argument(known: KnownValues, sort: ValueType, name: str) -> list[frozenset[str]]:
-    """Return the values that the owner can mean for an argument.
+    """Return the values that the owner may mean for an argument.
 
     If a sentence contains the name of the argument and names an entry, the owner means that entry.
-    Otherwise the owner can mean the entries that any sentence names.
+    Otherwise the owner may mean the entries that any sentence names.
     """
     spoken = known.restrict_to(name.replace("_", " "))
     return (spoken.find_meant_values(sort) if spoken else []) or known.find_meant_values(sort)
@@ -376,9 +376,10 @@ def _explain_by_derivation(
 
 
 def _explain_by_duration(known: KnownValues, text: str, others: Mapping[str, Any]) -> str:
-    """Explain a moment that is a stated duration after another moment of the same call.
+    """Explain a moment that follows another moment of the same call after a known duration.
 
-    The owner must have stated that other moment.
+    The owner must have stated the other moment. The owner must also have stated the duration, or
+    named an entry that has this duration.
     """
     end = datetime.fromisoformat(text)
     lasting = {span for words in known.parsed_texts for span in words.durations}
@@ -418,7 +419,7 @@ def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
 
 
 def _explain_by_template(known: KnownValues, value: str) -> str:
-    """Explain text that is the owner's template, with a name that the owner's words select in each slot."""
+    """Explain text that is the owner's template, with each placeholder replaced by a name that the owner selected."""
     names = frozenset[str]().union(*known.find_meant_values(ValueType(ValueKind.NAME)))
     for words in known.parsed_texts:
         for template in words.templates:

@@ -383,8 +383,8 @@ def normalize_value(kind: ValueKind, value: object) -> str | None:
 def extract_user_text(turn: str) -> str:
     """Return what people wrote in a turn, without the lines that the server adds around it.
 
-    The server's lines contain times, ids and channel titles, which anyone may have chosen. The text of
-    a user cannot imitate these lines, because `runners/turn_input` escapes imitations with a
+    The server's lines contain times, ids and channel titles, and anyone may have chosen a title. The
+    text of a user cannot imitate these lines, because `runners/turn_input` escapes imitations with a
     backslash.
     """
     if not turn.startswith(_TURN_HEADER):

@@ -107,7 +107,7 @@ def _iterate_requested_values(
 def _parse_items(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
     """Return the items of a result, each as a mapping of field names to values. None if the result is not data.
 
-    `keyed` means that the result is one object, and that each pair of key and value is an item.
+    `keyed` means that the result is one object, and that each key-value pair is an item.
     """
     try:
         data = json.loads(output)

@@ -24,9 +24,9 @@ _NO_RULES = SandboxRules()
 def merge_sandbox_settings(server: SandboxSettings, agent: Agent, *parents: Agent) -> SandboxSettings:
     """Return the sandbox settings for an agent.
 
-    Each is the strictest value that the server, the agent, or an agent that started it (`parents`)
-    has set. Images cannot be compared in this way. If a parent has set an image, that image is used,
-    otherwise the agent's image, otherwise the server's.
+    Each setting has the strictest value that the server, the agent, or an agent that started it
+    (`parents`) has set. Images cannot be compared in this way. If a parent has set an image, that
+    image is used, otherwise the agent's image, otherwise the server's.
     """
     for each in (agent, *parents):
         server = _tighten(server, each.sandbox)

@@ -1,4 +1,4 @@
-"""The complete decision on one tool call: rules, grants, permissions, provenance, sandbox and confirmation.
+"""Makes the complete decision on one tool call, from rules, grants, permissions, provenance, sandbox and confirmation.
 
 All interfaces use this decision, and `retinue policy explain` shows it.
 """

@@ -132,8 +132,8 @@ def is_needed(conn: sa.Connection, path: str) -> bool:
 def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | None) -> None:
     """Mark a file as trusted, because it was completely written from trusted content.
 
-    The label is valid only while the file has this ctime. If nothing is untrusted, no label is
-    stored, because a file without a label is trusted.
+    The label is valid only while the file has this ctime. No label is stored if nothing is untrusted
+    and `distrust_changes` has not labeled the file, because the file is trusted without a label then.
     """
     conn.execute(_remove, {"the_path": path})
     if conn.execute(_any_untrusted).first() is not None or _read(conn, [f"{path}/"]):

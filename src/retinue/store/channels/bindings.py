@@ -1,6 +1,6 @@
 """Store bindings: rules that determine which agents answer in which channels.
 
-A binding matches channels by the fields in its `match`. No two bindings have the same match fields.
+A binding matches channels by the fields in its `match`. No two bindings have the same values in all these fields.
 """
 
 from __future__ import annotations

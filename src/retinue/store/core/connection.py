@@ -130,7 +130,7 @@ def translate_error(error: Exception) -> StoreError:
 
 
 class CommitListeners:
-    """The callbacks that are called after commits, each with the tables that it listens to."""
+    """The registered callbacks. Each is called after commits that write to its tables, or after all commits."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[[], None], frozenset[str]]] = []

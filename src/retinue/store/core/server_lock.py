@@ -211,7 +211,7 @@ class ServerLock:
     async def _watch(self, driver: Any) -> None:
         """Wait until the connection that holds the lock ends, then mark the lock as lost.
 
-        PostgreSQL sends no notifications on this connection, so reading them takes until the connection ends.
+        PostgreSQL sends no notifications on this connection, so waiting for one lasts until the connection ends.
         """
         with contextlib.suppress(psycopg.Error, OSError):
             async for _ in driver.notifies():

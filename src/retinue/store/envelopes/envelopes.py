@@ -287,7 +287,7 @@ def add(
 def build_accepted_envelope(
     draft: EnvelopeDraft, *, seq: int, at_ms: int, session: SessionId, recipient: Address
 ) -> Envelope:
-    """Return the pending envelope that results from accepting this draft, if it is due at once."""
+    """Return the pending envelope that results from accepting this draft. The draft must be due at once."""
     at = from_ms(at_ms)
     return Envelope(
         seq=seq,

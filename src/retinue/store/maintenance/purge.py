@@ -5,9 +5,9 @@
 - The newest envelope and the newest event are kept, because the counters continue from them.
 - Purged envelopes are still counted, under the day on which they were accepted. Their idempotency
   keys are kept for a month, without content, so that a message that is received again is recognized.
-- Sessions, their records and costs are not purged. To remove records, reset or delete the session.
+- Sessions, their records and costs are not purged, even if a session was reset or deleted.
 
-Each function makes one short commit over a limited number of rows. `operations/server/maintenance`
+Each function purges a limited number of rows in one short transaction. `operations/server/maintenance`
 calls it until nothing is left to delete.
 """
 
@@ -49,7 +49,8 @@ _attachments_decoder = msgspec.json.Decoder(list[Attachment])
 class PurgeHorizon(Struct, frozen=True, kw_only=True):
     """The times before which done envelopes, events and ended runs may be purged.
 
-    If a time is None, nothing of that kind is purged.
+    If a time is None, nothing of that kind is purged. Events are an exception: those before
+    `envelopes_ms` are purged even if `events_ms` is None.
     """
 
     envelopes_ms: int | None = None

@@ -25,7 +25,7 @@ def list_delegating_agents(conn: sa.Connection, lineage: Lineage | None, *, agen
 
 
 def list_for_session(conn: sa.Connection, session: Session) -> tuple[Agent, ...]:
-    """List the agents whose rules also apply in this session, because they started its subagent."""
+    """List the agents that started the subagent of this session, directly or indirectly. Empty for other sessions."""
     if session.origin.kind is not OriginKind.SUBAGENT:
         return ()
     sent = delegations.get(conn, session.origin.key)

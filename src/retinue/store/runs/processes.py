@@ -164,7 +164,7 @@ def end(
     """Store the end of a command. Returns the command's new state, or None if it had already ended.
 
     If a run is waiting for the command, the session need not be notified. The same applies with
-    `is_reported`, which means that the session itself ended the command.
+    `is_reported`: a tool call killed the command, or its run was stopped, or its session ended.
     """
     state = conn.execute(_open_state, {"the_id": id_}).scalar()
     if state is None:

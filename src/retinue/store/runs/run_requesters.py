@@ -28,7 +28,11 @@ from retinue.store.sessions import sessions
 def get_requesters(
     conn: sa.Connection, session: Session, batch: Iterable[Envelope], lineage: Lineage | None
 ) -> tuple[Requester, ...]:
-    """Return the people for whom a run works. The result is empty if the work comes only from agents or the server."""
+    """Return the people for whom a run works.
+
+    If a person is not known, the result contains another address, such as that of the agent that
+    sent the message. The result may be empty.
+    """
     root = _get_root_requesters(conn, lineage) if lineage is not None else ()
     behind = (
         each for envelope in expand_decisions(conn, batch) for each in _requesters_of(conn, session, envelope, lineage)
@@ -50,7 +54,7 @@ def get_requesters_at(conn: sa.Connection, addresses: Iterable[Address | Request
 
 
 def get_last_requesters(conn: sa.Connection, session: Session) -> tuple[Requester, ...]:
-    """Return the people whose messages the latest run of a session answered."""
+    """Return the authors of the messages in a session's latest run. Only runs started by people or channels count."""
     return get_requesters_at(conn, _last_requesters(conn, session))
 
 
@@ -106,7 +110,7 @@ def _get_run_of_command(conn: sa.Connection, envelope: Envelope) -> Run | None:
 
 
 def _last_requesters(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
-    """Yield the people whose messages the latest run of a session answered.
+    """Yield the authors of the messages in a session's latest run. Only runs started by people or channels count.
 
     A message from the server or a schedule is assumed to continue the work of these people.
     """

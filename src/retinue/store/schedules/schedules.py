@@ -530,7 +530,7 @@ def delete_of_owner(tx: Transaction, owner: Address, *, because: str) -> None:
 
 
 def apply_owner_zone(tx: Transaction, zone: ZoneInfo, *, after: str = "", limit: int) -> str | None:
-    """Set the owner's time zone in up to `limit` schedules that have no time zone of their own.
+    """Set the owner's time zone in schedules that do not define a time zone. Reads up to `limit` schedules.
 
     Returns the last id that was read, to continue after it, or None if there are no more schedules.
     """
@@ -628,7 +628,7 @@ def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[st
 
 
 def record_manual_skip(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
-    """Record that a person requested an occurrence for now, but that it was skipped."""
+    """Record that a person requested an immediate occurrence, but that it was skipped."""
     at = from_ms(tx.at_ms)
     _insert_next(
         tx,
@@ -734,7 +734,7 @@ def _insert_next(tx: Transaction, occurrence: Occurrence, *, clock_ms: int | Non
 
 
 def mark_gate_running(tx: Transaction, occurrence: Occurrence) -> None:
-    """Record that the gate of an occurrence, a command that decides whether it runs, has started.
+    """Record that the gate of an occurrence has started: the command that decides whether the occurrence runs.
 
     The scheduler does not act on the occurrence until the gate has ended.
     """

@@ -52,7 +52,7 @@ def find_by_hash(conn: sa.Connection, session: SessionId, prefix: str) -> ToolRe
 
 
 def list_file_hashes(conn: sa.Connection) -> set[str]:
-    """Return the hashes of all files that tool results refer to, which are full outputs and attachments."""
+    """Return the hashes of all files that tool results refer to: full outputs and attachments."""
     named: set[str] = set()
     session, seq = "", 0
     while rows := conn.execute(_with_files, {"session": session, "seq": seq}).all():

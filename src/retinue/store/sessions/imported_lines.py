@@ -38,7 +38,7 @@ class _ImportFields(msgspec.Struct):
 
 
 class ImportedFiles(msgspec.Struct):
-    """The other two files of an imported session, and the number of its records at the time of the import."""
+    """The descriptor and the state of an imported session, and the number of its records at the time of the import."""
 
     descriptor: str
     state: str
@@ -101,7 +101,7 @@ def read(
 
 
 def get_imported_files(conn: sa.Connection, session: str) -> ImportedFiles | None:
-    """Return the other two files of an imported session, or None if the session was not imported."""
+    """Return the descriptor and the state of an imported session, or None if the session was not imported."""
     body = conn.execute(_first, {"session": session}).scalar()
     if body is None or '"opening":' not in body:
         return None

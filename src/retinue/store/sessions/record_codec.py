@@ -53,9 +53,9 @@ class _StoredUsage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=
 class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """The stored form of a `UserTurn` or `Reply` that contains only plain text.
 
-    Decoding it takes half as long; the complete body is built from it when it is first needed.
-    Unknown fields and other values are rejected, so that a body of any other form is not decoded as
-    a plain body.
+    Decoding a body to this form takes half as long as decoding it to a `UserTurn` or `Reply`, which
+    is built only when it is first needed. Unknown fields and other values are rejected, so that a
+    body of any other form is not decoded as a plain body.
     """
 
     text: Annotated[str, msgspec.Meta(min_length=1)]

@@ -118,7 +118,7 @@ def _read_rows(
 
 
 def _decode_plain_rows(session: str, rows: Sequence[Any]) -> Iterable[Record]:
-    """Decode rows with plain bodies. Raises an error if a row is damaged or has another body.
+    """Decode rows with plain bodies. Raises an error if a row is damaged or its body is not plain.
 
     The rows are decoded column by column, which is faster than a Python loop over the rows.
     """

@@ -18,7 +18,7 @@ OWNER = "owner"
 
 
 def session_key(session: Session) -> str:
-    """Return the session key of a session. If it has none, return its address."""
+    """Return the session key of a session. If the session has no key, return its address."""
     origin = session.origin
     match origin.kind:
         case OriginKind.SUBAGENT:

@@ -320,7 +320,7 @@ def get_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | 
 def get_latest_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
     """Return the agent's most recently updated session with this origin, or with an origin below it.
 
-    An origin is below another one if its key continues the other key after a `/`.
+    An origin is below another one if its key starts with the other key and a `/`.
     """
     below = {"below": f"{origin.key}/", "beyond": f"{origin.key}0"}  # `0` comes right after `/`
     row = conn.execute(

@@ -1,4 +1,4 @@
-"""Find unread messages and open runs, which lists of sessions show for each session."""
+"""Find a person's unread messages and the open runs of sessions, for lists of sessions."""
 
 from __future__ import annotations
 

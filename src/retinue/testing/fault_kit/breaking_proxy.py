@@ -141,7 +141,8 @@ class BreakingProxy:
     def _find_break(self, tail: bytes, chunk: bytes) -> tuple[BreakPoint | None, bytes]:
         """Find the text at which to break the connection.
 
-        Return the break point, and the part of the chunk before the middle of the text.
+        Return the break point, and the part of the chunk before the middle of the text, which
+        arrives in the case `HALF_WAY`.
         """
         for words, where in list(self._breaks.items()):
             seen = tail[-(len(words) - 1) :] + chunk

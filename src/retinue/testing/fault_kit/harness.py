@@ -1,4 +1,4 @@
-"""Runs one case of the fault test suite: a platform, proxies that can break, a test server, and the final checks."""
+"""Runs one case of the fault test suite: a platform, proxies that break connections, a test server, and checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KitDelivery:
 
 @dataclass(slots=True, eq=False)
 class KitServerLife:
-    """One run of the test server, from its start until it is stopped, killed or crashes."""
+    """One lifetime of the test server, from its start until it is stopped or killed, or crashes."""
 
     connector: Connector
     listening: asyncio.Task[None]
@@ -239,7 +239,7 @@ class FaultHarness:
     async def check_contract(self) -> None:
         """Check all messages that were sent and received in this case.
 
-        No message may be lost or doubled, and all must be in order and in the right channel.
+        No message may be lost or duplicated, and all must be in order and in the right channel.
         """
         await self._check_all_received()
         channels = (self.bench.channel, self.bench.other_channel)

@@ -1,4 +1,4 @@
-"""A minimal test server for the fault test suite, which fails at a chosen moment on demand.
+"""A minimal test server for the fault test suite. On demand, this server fails at a chosen moment.
 
 It stores inbound messages, and retries deliveries by the rules of the real intake and outbox.
 Everything but the state of the connector is in memory, so that a case takes no longer than its

@@ -62,7 +62,7 @@ def read_delegated_work(conn: sa.Connection, delegation: Delegation) -> Delegate
 async def build_delegation_output(
     store: Store, delegation_status: DelegationStatus, *, mode: str, wait_s: float, now: datetime
 ) -> ToolOutput:
-    """Return the status and result of a delegation. The output has the trust level of the answer."""
+    """Return the status and result of a delegation. If the answer is untrusted, so is the output."""
     delegation = delegation_status.delegation
     status = _describe_status(delegation_status, mode)
     body: dict[str, Any] = {

@@ -9,7 +9,7 @@ from retinue.tools.base import ToolFailed
 
 
 class WebhookNeedsAsync(ToolFailed):
-    """The call gives a webhook in mode sync."""
+    """The call sets a webhook, but its mode is sync."""
 
     code = "webhook.not_async"
 
@@ -87,7 +87,7 @@ class SessionKindUnknown(ToolFailed):
 
 
 class ThinkingLevelUnknown(Invalid):
-    """No thinking level has the name that a call gave for a subagent."""
+    """A call that starts a subagent names an unknown thinking level."""
 
     code = "effort.unknown"
 

@@ -164,7 +164,7 @@ class PathDiskFull(ToolFailed):
 
 
 class PathUnusable(ToolFailed):
-    """The operating system refused to open or write the path."""
+    """The operating system refused to open the file or folder, or to write to it."""
 
     code = "path.unusable"
 

@@ -68,7 +68,7 @@ class FileServices:
         )
 
     async def mark_clean(self, real: str, context: ToolContext, *, ctime_ms: int) -> None:
-        """Remove the untrusted label of a file. Costs one read, and a commit only if the file has a label."""
+        """Remove the untrusted label of a file. Reads the store once, and commits only if the file has a label."""
         if await self.store.read(partial(file_trust.is_needed, path=real)):
             body = partial(file_trust.mark_clean, path=real, ctime_ms=ctime_ms, run=context.run)
             await self.store.write(body, point="label")

@@ -30,7 +30,7 @@ class FileSnapshot(Struct, frozen=True):
     def hash(self) -> str:
         """The SHA-256 hash of the content, as used for attachments. Empty for an empty file.
 
-        All empty files have the same hash, so it cannot identify the origin of one.
+        All empty files have the same hash, so the hash cannot show where an empty file came from.
         """
         return hashlib.sha256(self.data).hexdigest() if self.data else ""
 

@@ -56,9 +56,7 @@ class FindArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
     text: Annotated[
         str, msgspec.Meta(description="Return only lines that contain this literal text (not a pattern)")
     ] = ""
-    ignore_case: Annotated[
-        bool, msgspec.Meta(description="Whether upper and lower case match each other in `text`")
-    ] = False
+    ignore_case: Annotated[bool, msgspec.Meta(description="Whether to ignore case when matching `text`")] = False
     hidden: Annotated[bool, msgspec.Meta(description="Whether to include names that begin with a dot")] = False
     limit: Annotated[int, msgspec.Meta(ge=1, description=f"Maximum number of results, up to {RESULTS_MAX}")] = (
         RESULTS_MAX

@@ -295,8 +295,8 @@ class McpServerSupervisor:
     def _handle_error(self, connection: McpConnection, error: Exception) -> Exception:
         """Return the error to raise for a failed request.
 
-        After a connection error, the connection is also marked as closed, so that the server is
-        connected again.
+        After a connection error, the connection is also marked as closed, so that the supervisor
+        connects again.
         """
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED

@@ -70,7 +70,7 @@ class _SchemaFlattener(Struct):
         return made
 
     def _follow_reference(self, reference: str, given: Json, depth: int) -> Json:
-        """Return the schema behind a reference. If the reference is circular, return a schema that accepts anything."""
+        """Return the schema that a reference points to. A circular reference gives a schema that accepts anything."""
         if reference in self.reference_stack:
             return {}
         self.reference_stack.append(reference)

@@ -85,7 +85,7 @@ class VariableDenied(ToolFailed):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"you cannot set the variable {name}",
-            because="it controls what programs run or load, so it can be set only inside a sandbox",
+            because="it controls which code a program loads or runs, so it can be set only inside a sandbox",
             try_this="leave it out, or pass the value as an argument",
         )
 
@@ -275,7 +275,7 @@ class JobEnded(ToolFailed):
 
 
 class JobInputEmpty(ToolFailed):
-    """The call of `process` has no input to send to the command."""
+    """The call to `process` contains no input for the command."""
 
     code = "process.input_empty"
 

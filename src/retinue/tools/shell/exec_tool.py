@@ -277,7 +277,8 @@ class ExecTool:
     def _require_decision(self, arguments: ExecArguments, context: ToolContext) -> CommandLocation:
         """Return whether a command runs in a sandbox or on the host.
 
-        A command is refused if the decision on it has changed since it was approved or allowed.
+        A command is refused if the decision on it has changed since the command was approved or
+        allowed.
         """
         resolved, decision = self._decide(arguments, context)
         if decision.is_denied:

@@ -166,9 +166,7 @@ def _redact_lines(before: Iterable[str], shown: Sequence[str], after: Iterable[s
 
 
 def _read_lines(file: TextIO) -> Iterator[str]:
-    """Yield lines with their line ends. A long line is yielded in parts, and only the last one has
-    an end.
-    """
+    """Yield lines with their line ends. A long line is yielded in parts, and only the last part has a line end."""
     while line := file.readline(LINE_CHARS_MAX):
         text = strip_control_sequences(line.removesuffix("\n"))
         yield f"{text}\n" if line.endswith("\n") else text

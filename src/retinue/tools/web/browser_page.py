@@ -291,9 +291,10 @@ class BrowserPages:
         )
 
     async def _ignore_failure(self, call: Awaitable[Any]) -> None:
-        """Await a call that sends an event, and ignore it if the browser does not confirm the event.
+        """Await a call that sends an event, and ignore a missing confirmation.
 
-        An event that opens a dialog is confirmed late, and one that closes the page never.
+        An event that opens a dialog is confirmed late, and an event that closes the page is never
+        confirmed.
         """
         with contextlib.suppress(BrowserCommandFailed):
             await call

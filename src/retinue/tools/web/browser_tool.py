@@ -290,7 +290,7 @@ class _PageView(Struct, frozen=True):
 
 
 class BrowserTool:
-    """The tool `browser`: opens pages and reads them. It changes only what a plain visit would change."""
+    """The tool `browser`: opens pages and reads them. It changes only what an ordinary visit would change."""
 
     arguments: type[msgspec.Struct] = BrowserArguments
 

@@ -293,14 +293,14 @@ class NoPreviousPage(BrowserFailed):
 
 
 class PageSchemeRefused(BrowserFailed):
-    """The page is not a web page, for example a file or an internal page of Chromium."""
+    """The URL is not that of a web page, but for example of a file or of an internal page of Chromium."""
 
     code = "browser.scheme_refused"
 
     def __init__(self) -> None:
         super().__init__(
             "this is not a web page",
-            because="only http and https pages are shown",
+            because="only http and https pages can be opened",
             try_this="open an http or https page",
         )
 

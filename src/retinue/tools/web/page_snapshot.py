@@ -1,7 +1,7 @@
 """Builds a text outline of a web page, with refs to its elements.
 
 The outline is built from the accessibility tree that Chromium computes, so page scripts cannot
-control it.
+change how it is built.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class PageOutline(Struct):
     def _add_line(self, node: Mapping[str, Any], depth: int) -> tuple[str, int]:
         """Add the line of a node of the accessibility tree, unless the node has none.
 
-        Returns whether the node is a leaf, and the depth of its children.
+        Returns "leaf" if the node's children are not shown, otherwise an empty string. The second
+        value is the depth of the children.
         """
         role, name = _value(node, "role"), " ".join(_value(node, "name").split())[:NAME_CHARS_MAX]
         if node.get("ignored") or role in _SKIPPED_ROLES:

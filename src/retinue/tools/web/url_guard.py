@@ -151,7 +151,7 @@ def build_guard(
 
 
 def missing_web_permission(context: ToolContext) -> tuple[Permission, ...]:
-    """Return the permission `web` if the agent lacks it. If the agent has it, return nothing."""
+    """Return the permission `web` if the agent lacks it. Otherwise return an empty tuple."""
     return () if context.rights.web else (WEB_PERMISSION,)
 
 

@@ -1,4 +1,4 @@
-"""Store when a session was archived, and how long after its work the session of a subagent is archived."""
+"""Store when a session was archived, and how long after the end of its work a subagent's session is archived."""
 
 from __future__ import annotations
 
