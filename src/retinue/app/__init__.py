@@ -1,1 +1,1 @@
-"""Builds, starts and stops all parts of the server. Only this package connects the parts with each other."""
+"""Builds, starts and stops all parts of the server. Only this package connects the parts to each other."""

@@ -3194,7 +3194,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "settings of the connector, with each value as the text that a person typed",
             ),
             ("secrets", "--secrets", "json", "", None, (), "secrets of the connector by name, such as token"),
-            ("check", "--check", "boolean", "", True, (), "test the connection first"),
+            ("check", "--check", "boolean", "", True, (), "test the connection before adding the connector"),
         ),
     ),
     (
@@ -3348,7 +3348,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "boss",
         (
             ("platform", "--platform", "text", "required positional", None, (), "platform, such as telegram"),
-            ("id", "--id", "text", "required positional", None, (), "platform id to unlink"),
+            ("id", "--id", "text", "required positional", None, (), "platform id of the person's account to unlink"),
         ),
     ),
     (

@@ -24,7 +24,7 @@ class ScheduleRecipientMissing(Invalid):
 
 
 class ScheduleDeliveryInvalid(Invalid):
-    """The address in a schedule's `deliver_to` cannot get the schedule's answers."""
+    """The address in a schedule's `deliver_to` cannot receive the schedule's answers."""
 
     code = "schedule.deliver_invalid"
 

@@ -22,13 +22,13 @@ class WebhookTemplateInvalid(Invalid):
 
 
 class WebhookTemplateFailed(Invalid):
-    """A template failed with the data of a webhook request."""
+    """A template could not be rendered with the data of a webhook request."""
 
     code = "webhook.template_failed"
 
     def __init__(self, *, because: str) -> None:
         super().__init__(
-            "a template failed with the data of this request",
+            "a template could not be rendered with the data of this request",
             because=because,
             try_this="correct the mapping in the settings of this connector",
         )

@@ -37,7 +37,7 @@ class ConnectorAddRequest(msgspec.Struct, forbid_unknown_fields=True):
         dict[str, str], Meta(description="settings of the connector, with each value as the text that a person typed")
     ] = {}
     secrets: Annotated[dict[str, str], Meta(description="secrets of the connector by name, such as token")] = {}
-    check: Annotated[bool, Meta(description="test the connection first")] = True
+    check: Annotated[bool, Meta(description="test the connection before adding the connector")] = True
 
 
 def build_settings_table(

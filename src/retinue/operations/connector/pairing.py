@@ -56,7 +56,7 @@ class IdentityLinkRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class IdentityUnlinkRequest(msgspec.Struct, forbid_unknown_fields=True):
     platform: Annotated[str, Meta(description="platform, such as telegram")]
-    id: Annotated[str, Meta(description="platform id to unlink")]
+    id: Annotated[str, Meta(description="platform id of the person's account to unlink")]
 
 
 class PairingDetails(msgspec.Struct, frozen=True):

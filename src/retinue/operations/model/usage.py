@@ -122,7 +122,7 @@ class DailyUsageReport(msgspec.Struct, frozen=True):
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """One budget. A limit on each run or tree of runs has no amount spent and no reset date."""
+    """One budget. A limit on each run or tree of runs has neither a spent amount nor a reset date."""
 
     name: str
     owner: str

@@ -747,7 +747,7 @@ def reset_gates(conn: sa.Connection) -> None:
 
 
 def mark_started(tx: Transaction, occurrence: Occurrence) -> None:
-    """Record that an occurrence is running. Its envelope is released in the same transaction."""
+    """Record that an occurrence is running. In the same transaction, its envelope becomes available for a run."""
     tx.conn.execute(_mark_started, {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq, "now": tx.at_ms})
 
 
