@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from retinue.config.models import ProviderSettings
 from retinue.domain.model import ModelFailureKind
+from retinue.domain.record import Usage
 from retinue.models.errors import ConfiguredLimitReached
 from retinue.models.provider_limits import WAIT_MAX_S, ProviderRateLimits
 from retinue.testing.fake_clock import FakeClock
@@ -43,9 +44,9 @@ def test_tokens_over_a_provider_limit_wait_and_recorded_tokens_replace_the_estim
     limit = make_limits(tokens=1000)
     first = limit.reserve("acme", 900, at(0))
     assert limit.wait_s("acme", 200, at(1)) == 59
-    limit.record_tokens(first, 300)  # fewer than estimated
+    first.record(Usage(input_tokens=300))  # fewer than estimated
     assert limit.wait_s("acme", 200, at(1)) == 0
-    limit.record_tokens(first, 5000)  # more than estimated
+    first.record(Usage(input_tokens=4000, output_tokens=1000))  # more than estimated
     assert limit.wait_s("acme", 200, at(1)) == 59
 
 
@@ -90,7 +91,7 @@ async def test_a_model_call_cancelled_while_it_waits_for_a_provider_limit_releas
     clock, limit, admitted = FakeClock(), make_limits(requests=1), list[str]()
 
     async def wait_for_a_slot(name: str) -> None:
-        async with limit.wait_for_slot("acme", 1, clock):
+        async with limit.slot("acme", 1, clock):
             admitted.append(name)
 
     await wait_for_a_slot("first")

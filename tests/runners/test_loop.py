@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,26 +11,25 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
-from msgspec import structs
 
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.approval import ApprovalState
 from retinue.domain.budget import ModelCallReservation, ModelCallReservationRequest
-from retinue.domain.event import Delta, DeltaKind
+from retinue.domain.event import Delta
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.model import FREE_PRICE, ModelFacts, ModelFailed, ModelRef, Price
+from retinue.domain.model import ModelFailed
 from retinue.domain.permission import Permission
-from retinue.domain.ports import CallModel
-from retinue.domain.record import Note, Record, Reply, StopReason, Summary, Usage, UserTurn, body_kind, least_trust_in
+from retinue.domain.ports import ModelStep, ToolStep
+from retinue.domain.record import Note, Record, Reply, Summary, Usage, UserTurn, body_kind, least_trust_in
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, SessionActivity
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust
-from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk, ToolCallChunk
-from retinue.models.tool_call_limits import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, normalize_value
+from retinue.models.base import ModelPrompt
+from retinue.models.tool_call_limits import UNPARSED, normalize_value
 from retinue.runners.base import RunAnswer, RunAssignment, Suspended
 from retinue.runners.loop import (
     FinishRun,
@@ -40,7 +40,6 @@ from retinue.runners.loop import (
     next_step,
     reached_limit,
 )
-from retinue.runners.stream_reader import read_reply
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.runner_factory import LoopParts as Thoughts
 from retinue.testing.scripted_model import ScriptedModel, text_reply, tool_call_reply
@@ -197,15 +196,17 @@ class MemoryJournal:
     def least_trust(self) -> Trust:
         return least_trust_in(self.run_records)
 
-    async def call_model(self, turn: int, call: CallModel, *, request: ModelCallReservationRequest) -> Reply:
+    @asynccontextmanager
+    async def model_call(self, turn: int, *, request: ModelCallReservationRequest) -> AsyncGenerator[ModelStep]:
         self._step()
-        reply = await call(1, ModelCallReservation(output_tokens_max=request.output_tokens_max))
-        self._keep(reply)
-        return reply
+        step = ModelStep(1, ModelCallReservation(output_tokens_max=request.output_tokens_max))
+        yield step
+        assert step.reply is not None
+        self._keep(step.reply)
 
-    async def summarize(
-        self, turn: int, call: CallModel, *, request: ModelCallReservationRequest, notice: str = ""
-    ) -> Reply:
+    def summary_call(
+        self, turn: int, *, request: ModelCallReservationRequest, notice: str = ""
+    ) -> AbstractAsyncContextManager[ModelStep]:
         raise AssertionError("nothing here is long enough")
 
     async def compact(self, summary: Summary) -> None:
@@ -223,30 +224,33 @@ class MemoryJournal:
     def was_interrupted(self, turn: int, index: int) -> bool:
         return (turn, index) in self.open
 
-    async def perform(
+    @asynccontextmanager
+    async def tool_call(
         self,
         turn: int,
         index: int,
         call: Call,
-        act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
         is_read_only: bool = False,
         is_late: bool = False,
         because: str = "",
-    ) -> ToolResult:
+    ) -> AsyncGenerator[ToolStep]:
         was_open = self.open.get((turn, index)) == call.id
         if was_open and not repeatable:
-            done = ToolResult(call=call.id, tool=call.tool, output="interrupted", failed=True)
+            step = ToolStep(ToolResult(call=call.id, tool=call.tool, output="interrupted", failed=True))
+            yield step
         else:
             assert (turn, index) not in self.open, "two calls at one index"
             self.open[turn, index] = call.id
             self._step()
-            done = await act()
+            step = ToolStep()
+            yield step
             self._step()
         del self.open[turn, index]
+        done = step.result
+        assert done is not None
         self._keep(Note(text=done.output, call=done.call) if is_late else done)
-        return done
 
     async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
         for kept in bodies:
@@ -291,15 +295,12 @@ class SameApprovalAnswer:
         return ()
 
 
-class DeltaRecorder:
-    def __init__(self) -> None:
-        self.recorded: list[Delta] = []
-
+class IgnoreProgress:
     def on_tool_call(self, run: RunId, tool: str) -> None:
         pass
 
     def on_delta(self, delta: Delta) -> None:
-        self.recorded.append(delta)
+        pass
 
 
 @dataclass(slots=True)
@@ -327,7 +328,7 @@ class LoopSetup:
         assignment = RunAssignment(
             agent=self.agent, session=SESSION, agent_directory=self.root, stored_calls=self.stored
         )
-        return await self.loop.take_turns(assignment, journal, ask or NoApprovalAnswers(), DeltaRecorder())
+        return await self.loop.take_turns(assignment, journal, ask or NoApprovalAnswers(), IgnoreProgress())
 
 
 @pytest.fixture
@@ -423,148 +424,6 @@ async def test_the_runner_loop_derives_the_same_call_ids_from_the_run_on_each_at
             await setup.run_loop(journal)
         (reply,) = [record.body for record in journal.run_records if isinstance(record.body, Reply)]
         assert [c.id for c in reply.calls] == ["abcdef01-0-1", "abcdef01-0-2", "abcdef01-0-3"]
-
-
-# Streamed replies
-
-
-@dataclass(slots=True)
-class ChunkModel:
-    """Sends exactly these chunks, and notices when its reader stops."""
-
-    chunks: Sequence[ReplyChunk]
-    error: Exception | None = None
-    name: str = "speaker"
-    price: Price = FREE_PRICE
-    closed: bool = False
-
-    @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(ref=ModelRef("", self.name), price=self.price)
-
-    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
-        try:
-            for chunk in self.chunks:
-                yield chunk
-            if self.error:
-                raise self.error
-        finally:
-            self.closed = True
-
-
-async def read_reply_from(chunk_model: ChunkModel, delta_recorder: DeltaRecorder) -> Reply:
-    prompt = ModelPrompt(session=RUN.session, instructions="", records=(), tools=())
-    return await read_reply(chunk_model, prompt, RUN, delta_recorder, turn=3, attempt=2)
-
-
-END = EndChunk(StopReason.END, Usage(input_tokens=1))
-
-
-async def test_the_stream_reader_sends_deltas_of_a_reply_with_an_offset_for_each_kind() -> None:
-    delta_recorder = DeltaRecorder()
-    reply = await read_reply_from(
-        ChunkModel([ThinkingChunk("hm"), TextChunk("Good "), ThinkingChunk("m."), TextChunk("day"), END]),
-        delta_recorder,
-    )
-    assert (reply.text, reply.thinking, reply.model) == ("Good day", "hmm.", "speaker")
-    assert [(d.kind, d.offset, d.text) for d in delta_recorder.recorded] == [
-        (DeltaKind.THINKING, 0, "hm"),
-        (DeltaKind.TEXT, 0, "Good "),
-        (DeltaKind.THINKING, 2, "m."),
-        (DeltaKind.TEXT, 5, "day"),
-    ]
-    assert {(d.run, d.turn, d.attempt) for d in delta_recorder.recorded} == {(RUN.id, 3, 2)}
-
-
-async def test_the_stream_reader_replaces_characters_that_cannot_be_stored_in_the_reply_and_its_deltas() -> None:
-    delta_recorder = DeltaRecorder()
-    asked = Call(id="x", tool="t\x00", arguments={"a": "\ud800"})
-    reply = await read_reply_from(
-        ChunkModel([TextChunk("a\x00b"), ThinkingChunk("\udfff"), ToolCallChunk(asked), END]), delta_recorder
-    )
-    assert (reply.text, reply.thinking) == ("a\ufffdb", "\ufffd")
-    assert reply.calls[0] == Call(id="abcdef01-3-1", tool="t\ufffd", arguments={"a": "\ufffd"})
-    assert [d.text for d in delta_recorder.recorded] == ["a\ufffdb", "\ufffd"]
-
-
-async def test_the_stream_reader_closes_a_model_stream_as_soon_as_the_reply_is_complete() -> None:
-    chunk_model = ChunkModel([TextChunk("done"), END, TextChunk("and more")])
-    assert (await read_reply_from(chunk_model, DeltaRecorder())).text == "done"
-    assert chunk_model.closed
-
-
-async def test_the_stream_reader_fails_on_a_model_stream_without_an_end_chunk() -> None:
-    chunk_model = ChunkModel([TextChunk("half a sen")])
-    with pytest.raises(ModelFailed) as raised:
-        await read_reply_from(chunk_model, DeltaRecorder())
-    assert raised.value.code == "model.truncated"
-    broken = ChunkModel([TextChunk("half")], error=OSError("gone"))
-    with pytest.raises(OSError, match="gone"):
-        await read_reply_from(broken, DeltaRecorder())
-    assert chunk_model.closed and broken.closed
-
-
-def nested(deep: int) -> Any:
-    value: Any = "x"
-    for _ in range(deep):
-        value = {"a": value}
-    return {"text": value}
-
-
-@pytest.mark.parametrize("deep", [ARGUMENTS_DEPTH_MAX + 1, 300, 900])
-async def test_tool_call_arguments_nested_too_deep_become_unparsed_in_the_stream_reader(deep: int) -> None:
-    asked = Call(id="x", tool="t", arguments=nested(deep))
-    reply = await read_reply_from(ChunkModel([ToolCallChunk(asked), END]), DeltaRecorder())
-    assert reply.calls[0].arguments == {UNPARSED: "nested more than 64 deep"}
-    shallow = Call(id="x", tool="t", arguments=nested(ARGUMENTS_DEPTH_MAX))
-    assert (await read_reply_from(ChunkModel([ToolCallChunk(shallow), END]), DeltaRecorder())).calls[
-        0
-    ].arguments == shallow.arguments
-
-
-async def test_the_stream_reader_fails_on_a_reply_with_too_many_tool_calls() -> None:
-    asked = ToolCallChunk(Call(id="x", tool="t" * 10_000))
-    assert len((await read_reply_from(ChunkModel([asked, END]), DeltaRecorder())).calls[0].tool) == 200
-    with pytest.raises(ModelFailed) as failed:
-        await read_reply_from(ChunkModel([*[asked] * (CALLS_MAX + 1), END]), DeltaRecorder())
-    assert failed.value.code == "model.too_many_calls"
-
-
-async def test_the_stream_reader_fails_on_a_reply_with_too_much_text() -> None:
-    chunk_model = ChunkModel([*[TextChunk("word " * 50_000)] * 10, *[ThinkingChunk("hmm, " * 50_000)] * 10, END])
-    with pytest.raises(ModelFailed) as failed:
-        await read_reply_from(chunk_model, DeltaRecorder())
-    assert "4,000,000" in failed.value.because
-    assert chunk_model.closed
-
-
-@pytest.mark.parametrize("count", [-5, -(2**70), 2**70])
-async def test_the_stream_reader_clamps_impossible_usage_numbers_to_a_valid_range(count: int) -> None:
-    """A negative number would have returned money that was spent, and no database integer holds 2**70."""
-    usage = Usage(
-        input_tokens=count,
-        output_tokens=count,
-        cost_microusd=count,
-        cache_read_tokens=count,
-        cache_write_tokens=count,
-        reasoning_tokens=count,
-    )
-    recorded = (
-        await read_reply_from(ChunkModel([TextChunk("Yes."), EndChunk(StopReason.END, usage)]), DeltaRecorder())
-    ).usage
-    assert all(0 <= value <= 10**12 for value in structs.astuple(recorded))
-
-
-@pytest.mark.parametrize(("words", "known"), [("Yes.", True), ("word " * 40, False)])
-async def test_the_stream_reader_marks_usage_as_estimated_if_the_output_count_is_too_low_for_the_text(
-    words: str, known: bool
-) -> None:
-    """Anthropic's count starts at one token, so the number is wrong if a server never sends the final count."""
-    chunk_model = ChunkModel(
-        [TextChunk(words), EndChunk(StopReason.END, Usage(input_tokens=10, output_tokens=1))], price=Price(output=1)
-    )
-    usage = (await read_reply_from(chunk_model, DeltaRecorder())).usage
-    assert usage.estimated is not known
 
 
 async def test_the_runner_loop_fails_a_call_with_unparsed_arguments_without_asking_for_approval(

@@ -5,9 +5,12 @@ Implementations are passed in as arguments. This includes the clock and the sour
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
+
+from msgspec import Struct
 
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
@@ -107,8 +110,27 @@ class RunObserver(Protocol):
         ...
 
 
-CallModel = Callable[[int, ModelCallReservation], Awaitable[Reply]]
-"""Calls a model. The arguments are the number of the attempt and the reservation of the cost."""
+class ModelStep(Struct):
+    """A model call in progress. Its intent is stored, and its cost is reserved."""
+
+    attempt: int
+    granted: ModelCallReservation
+    reply: Reply | None = None
+
+    def record(self, reply: Reply) -> Reply:
+        """Record the reply. The end of the block adds it to the journal."""
+        self.reply = reply
+        return reply
+
+
+class ToolStep(Struct):
+    """A tool call in progress. `result` is set if a crash interrupted the call, which must then not be performed."""
+
+    result: ToolResult | None = None
+
+    def record(self, result: ToolResult) -> None:
+        """Record the result. The end of the block adds it to the journal."""
+        self.result = result
 
 
 class Journal(Protocol):
@@ -135,18 +157,18 @@ class Journal(Protocol):
         """This run's records so far."""
         ...
 
-    async def call_model(self, turn: int, call: CallModel, *, request: ModelCallReservationRequest) -> Reply:
-        """Write the intent, reserve the maximum cost, call the model and store its reply.
+    def model_call(self, turn: int, *, request: ModelCallReservationRequest) -> AbstractAsyncContextManager[ModelStep]:
+        """Write the intent and reserve the maximum cost. The block calls the model and records its reply.
 
-        If the call fails, the step stays open. The caller then reports the failure with `record_failure`, and calls
+        If the block fails, the step stays open. The caller then reports the failure with `record_failure`, and calls
         this or another model.
         """
         ...
 
-    async def summarize(
-        self, turn: int, call: CallModel, *, request: ModelCallReservationRequest, notice: str = ""
-    ) -> Reply:
-        """Call the model for a summary of the context, or of a part of it.
+    def summary_call(
+        self, turn: int, *, request: ModelCallReservationRequest, notice: str = ""
+    ) -> AbstractAsyncContextManager[ModelStep]:
+        """Like `model_call`, for a summary of the context, or of a part of it.
 
         The summary is not stored; `compact` stores it. `notice` is shown to a waiting person before the model is
         called.
@@ -173,23 +195,22 @@ class Journal(Protocol):
         """Whether a crash interrupted the step after its intent was written. If so, its effect is unknown."""
         ...
 
-    async def perform(
+    def tool_call(
         self,
         turn: int,
         index: int,
         call: Call,
-        act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
         is_read_only: bool = False,
         is_late: bool = False,
         because: str = "",
-    ) -> ToolResult:
-        """Write the intent and why the call is allowed, perform the tool call and store its result.
+    ) -> AbstractAsyncContextManager[ToolStep]:
+        """Write the intent and why the call is allowed. The block performs the call and records its result.
 
         With `is_late`, the turn of the call is over, so the result is stored as a note. A call that a crash interrupted
-        is performed again only if it is repeatable. A read-only call starts at once. Its intent is written with its
-        result, or earlier if the call takes a long time.
+        is performed again only if it is repeatable; otherwise, the step already has a result. A read-only call starts
+        at once. Its intent is written with its result, or earlier if the call takes a long time.
         """
         ...
 

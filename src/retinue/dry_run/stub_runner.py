@@ -9,7 +9,7 @@ import asyncio
 from typing import Protocol
 
 from retinue.domain.agent import Agent
-from retinue.domain.budget import BudgetLimits, ModelCallReservation, ModelCallReservationRequest, PriceUnknown
+from retinue.domain.budget import BudgetLimits, ModelCallReservationRequest, PriceUnknown
 from retinue.domain.errors import NotFound
 from retinue.domain.model import ModelFacts, ModelRef, Price
 from retinue.domain.ports import Clock, Journal, RunApprovals, RunObserver
@@ -57,14 +57,12 @@ class StubRunner:
         facts = self.select_model(agent, assignment.session.options, assignment.request.model_reference, caps)
         usage, turn = estimate.usage, sum(isinstance(record.body, Reply) for record in journal.run_records)
 
-        async def reply(attempt: int, granted: ModelCallReservation) -> Reply:
-            await self._clock.sleep(estimate.seconds)
-            return Reply(text=SILENT_REPLY, model=str(facts.ref), usage=usage, provider=facts.ref.provider)
-
         # One model call with the cost of the whole run, so that a budget refuses a run that would exceed it.
         price = None if facts.price is None else Price(call=facts.price.cost_microusd(usage))
         terms = ModelCallReservationRequest(ref=facts.ref, price=price, limits=caps)
-        await journal.call_model(turn, reply, request=terms)
+        async with journal.model_call(turn, request=terms) as step:
+            await self._clock.sleep(estimate.seconds)
+            step.record(Reply(text=SILENT_REPLY, model=str(facts.ref), usage=usage, provider=facts.ref.provider))
         return RunAnswer(text=SILENT_REPLY, resets_context=len(journal.records) > CONTEXT_RECORDS_MAX)
 
     def select_model(

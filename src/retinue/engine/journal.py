@@ -9,8 +9,10 @@ docs/decisions/0013-one-commit-for-a-read-only-tool-call.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -25,7 +27,7 @@ from retinue.domain.event import EventKind
 from retinue.domain.ids import short_id
 from retinue.domain.model import ModelFailed
 from retinue.domain.permission import Permission
-from retinue.domain.ports import CallModel, Clock, CrashPoints
+from retinue.domain.ports import Clock, CrashPoints, ModelStep, ToolStep
 from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, body_kind, body_trust
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.session import BATCH_MAX, QueueMode
@@ -59,6 +61,8 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import budget_reservations, runs
 from retinue.store.sessions import records, sessions
+
+T = TypeVar("T")
 
 SUMMARIES_MAX = 100  # per worker and run
 PENDING_S_MAX = 0.02  # how long results may wait for a read-only call, to be written with it
@@ -136,31 +140,34 @@ class RunJournal:
         newest = max((record.seq for record in (self._records[:1] + self._records[-1:])), default=0)
         return newest == self.claim.session.record_seq + self._unstored_records and not self._has_silent_reply
 
-    async def call_model(self, turn: int, call: CallModel, *, request: ModelCallReservationRequest) -> Reply:
-        reply, step = await self._call_model(turn, 0, call, request)
-        self._add_result(StepResult(reply, _close_step(step), self._charge(request)))
-        return reply
+    @asynccontextmanager
+    async def model_call(self, turn: int, *, request: ModelCallReservationRequest) -> AsyncGenerator[ModelStep]:
+        async with self._model_step(turn, 0, request) as (step, call):
+            yield call
+        self._add_result(StepResult(_recorded(call.reply), _close_step(step), self._charge(request)))
 
-    async def summarize(
-        self, turn: int, call: CallModel, *, request: ModelCallReservationRequest, notice: str = ""
-    ) -> Reply:
+    @asynccontextmanager
+    async def summary_call(
+        self, turn: int, *, request: ModelCallReservationRequest, notice: str = ""
+    ) -> AsyncGenerator[ModelStep]:
         self._summaries += 1
         # A resumed run has a higher epoch, so its indexes are unused.
         index = -(self.run.epoch * SUMMARIES_MAX + self._summaries)
-        reply, step = await self._call_model(turn, index, call, request, notice=notice)
-        self._pending.append(CompletedSummaryCall(_close_step(step), self._charge(request), reply.usage))
-        return reply
+        async with self._model_step(turn, index, request, notice=notice) as (step, call):
+            yield call
+        usage = _recorded(call.reply).usage
+        self._pending.append(CompletedSummaryCall(_close_step(step), self._charge(request), usage))
 
-    async def _call_model(
-        self, turn: int, index: int, ask: CallModel, terms: ModelCallReservationRequest, *, notice: str = ""
-    ) -> tuple[Reply, Step]:
-        step, granted = await self._open_model_step(turn, index, terms, notice=notice)
+    @asynccontextmanager
+    async def _model_step(
+        self, turn: int, index: int, request: ModelCallReservationRequest, *, notice: str = ""
+    ) -> AsyncGenerator[tuple[Step, ModelStep]]:
+        step, granted = await self._open_model_step(turn, index, request, notice=notice)
         self._faults.reach("model.before")
-        reply = await ask(step.attempt, granted)
+        yield step, ModelStep(step.attempt, granted)
         self._faults.reach("model.after")
         self._open_call = None
         self._open_steps.pop((turn, index), None)
-        return reply, step
 
     async def compact(self, summary: Summary) -> None:
         self._add_result(StepResult(summary, None))
@@ -215,24 +222,26 @@ class RunJournal:
     def was_interrupted(self, turn: int, index: int) -> bool:
         return (turn, index) in self._open_steps
 
-    async def perform(
+    @asynccontextmanager
+    async def tool_call(
         self,
         turn: int,
         index: int,
         call: Call,
-        act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
         is_read_only: bool = False,
         is_late: bool = False,
         because: str = "",
-    ) -> ToolResult:
+    ) -> AsyncGenerator[ToolStep]:
         step = self._open_steps.pop((turn, index), None)
         if step is not None and not repeatable:
             # It is unknown how the call ended. Reporting that is better than performing it twice.
             result = interrupted_result(call.id, call.tool)
             self._add_step_result(replace(step, state=StepState.INTERRUPTED), _result_or_note(result, stored=is_late))
-            return result
+            yield ToolStep(result)
+            return
+        performed = ToolStep()
         if step is not None:
             step = replace(step, attempt=step.attempt + 1)
             await self._commit(retrying=step)
@@ -247,15 +256,19 @@ class RunJournal:
                 because=because,
             )
             if is_read_only and (left_s := self._pending_s_left()) > 0:
-                return await self._perform_read_only(step, act, stored=is_late, within_s=left_s)
+                async with self._late_intent(step, within_s=left_s) as intent:
+                    yield performed
+                self._faults.reach("tool.after")
+                result = _result_or_note(_recorded(performed.result), stored=is_late)
+                self._add_step_result(step, result, started_ms=intent.unwritten_since_ms)
+                return
             await self._commit(opening=step)
         self._faults.reach("tool.before")
         self._open_steps[turn, index] = step  # a call that suspends the run is performed again later
-        result = await act()
+        yield performed
         del self._open_steps[turn, index]
         self._faults.reach("tool.after")
-        self._add_step_result(step, _result_or_note(result, stored=is_late))
-        return result
+        self._add_step_result(step, _result_or_note(_recorded(performed.result), stored=is_late))
 
     def _pending_s_left(self) -> float:
         """Return the number of seconds within which the pending results must be stored.
@@ -267,14 +280,13 @@ class RunJournal:
         waited_s = (to_ms(self._clock.now()) - self._pending_since_ms) / 1000
         return PENDING_S_MAX - waited_s if waited_s >= 0 else 0.0
 
-    async def _perform_read_only(
-        self, step: Step, act: Callable[[], Awaitable[ToolResult]], *, stored: bool, within_s: float
-    ) -> ToolResult:
-        """Perform a read-only call at once, and write its intent together with the result.
+    @asynccontextmanager
+    async def _late_intent(self, step: Step, *, within_s: float) -> AsyncGenerator[_LateIntent]:
+        """Let a read-only call start at once, so that its intent can be written together with its result.
 
         If the call takes longer than `within_s`, the intent is written while the call continues.
         """
-        begun_ms = to_ms(self._clock.now())
+        intent = _LateIntent(to_ms(self._clock.now()))
         writing: list[asyncio.Future[ModelCallReservation]] = []
         looking = True
 
@@ -285,7 +297,7 @@ class RunJournal:
         call_off = self._clock.call_later(within_s, write_intent)
         self._faults.reach("tool.before")
         try:
-            result = await act()
+            yield intent
         finally:
             looking = False
             call_off()
@@ -294,9 +306,8 @@ class RunJournal:
         for outcome in written:
             if isinstance(outcome, BaseException):
                 raise outcome
-        self._faults.reach("tool.after")
-        self._add_step_result(step, _result_or_note(result, stored=stored), started_ms=None if writing else begun_ms)
-        return result
+        if writing:
+            intent.unwritten_since_ms = None
 
     async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
         for body in bodies:
@@ -415,11 +426,24 @@ class StepCommit(Struct, frozen=True):
     wakes: tuple[Wake, ...] = ()
 
 
+class _LateIntent(Struct):
+    """The intent of a read-only call that was not written before the call. None once it is written."""
+
+    unwritten_since_ms: int | None
+
+
 class _OpenModelCall(Struct, frozen=True):
     """A model call in progress: its step and its cost reservation."""
 
     step: Step
     terms: ModelCallReservationRequest
+
+
+def _recorded(value: T | None) -> T:
+    """Return what the block of a step has recorded."""
+    if value is None:
+        raise RuntimeError("the block of a step has recorded nothing")
+    return value
 
 
 def _close_step(step: Step) -> Step:

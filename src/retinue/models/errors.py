@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import ModelFailed, ModelFailureKind, ModelRef
+from retinue.domain.record import Usage
 
 NAME_SHOWN_CHARS_MAX = 64
 ALTERNATIVES_SHOWN_MAX = 12  # alternatives listed in an error
@@ -523,6 +524,72 @@ class GuideAskedToFail(ModelFailed):
             because="`fail` shows what happens to your message when a model fails",
             try_this="send something else: the conversation continues",
             failure=ModelFailureKind.BAD_REQUEST,
+        )
+
+
+# --- replies that cannot be used ---
+
+
+class ReplyTooLong(ModelFailed):
+    """A reply has more characters than the limit."""
+
+    code = "model.reply_too_long"
+
+    def __init__(self, model: str, *, chars_max: int) -> None:
+        super().__init__(
+            f"the reply of {model} is too long",
+            because=f"the limit is {chars_max:,} characters",
+            try_this="send the message again, and ask for less",
+            failure=ModelFailureKind.MALFORMED,
+            may_be_charged=True,
+        )
+
+
+class ReplyRefused(ModelFailed):
+    """The model, or a filter of its provider, refused to answer."""
+
+    code = "model.refused"
+
+    def __init__(self, model: str, *, usage: Usage | None) -> None:
+        super().__init__(
+            f"{model} refused to answer",
+            because="the model, or a content filter of its provider, refused the request",
+            try_this="rephrase the message, or give the agent another model",
+            failure=ModelFailureKind.CONTENT_FILTER,
+            may_be_charged=True,
+            usage=usage,
+        )
+
+
+class ReplyOnlyThinking(ModelFailed):
+    """The model used all output tokens of its reply for thinking."""
+
+    code = "model.only_thinking"
+
+    def __init__(self, model: str, *, usage: Usage | None) -> None:
+        super().__init__(
+            f"{model} gave no answer",
+            because="it used all output tokens for thinking",
+            try_this="lower the agent's effort, or raise `output_tokens_max` of the model",
+            failure=ModelFailureKind.MALFORMED,
+            may_be_charged=True,
+            usage=usage,
+        )
+
+
+class ReplyEmpty(ModelFailed):
+    """A reply has neither text nor tool calls."""
+
+    code = "model.empty"
+
+    def __init__(self, model: str, *, usage: Usage | None) -> None:
+        super().__init__(
+            f"the reply of {model} is empty",
+            because="it has neither text nor tool calls",
+            try_this="send the message again",
+            failure=ModelFailureKind.MALFORMED,
+            may_be_charged=True,
+            usage=usage,
         )
 
 

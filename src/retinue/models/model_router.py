@@ -7,7 +7,8 @@ credentials and to which it writes results.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from random import Random
@@ -25,7 +26,6 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock
-from retinue.domain.record import Reply
 from retinue.domain.session import Session, SessionOptions
 from retinue.domain.times import to_ms
 from retinue.models.base import Model
@@ -42,7 +42,7 @@ from retinue.models.fallback_actions import ModelCandidate
 from retinue.models.model_clients import ModelClients, ModelFactory
 from retinue.models.model_selection import ModelRole, ModelSelector
 from retinue.models.provider_http import ProviderConnections
-from retinue.models.provider_limits import ProviderRateLimits
+from retinue.models.provider_limits import ProviderRateLimits, RateReservation
 from retinue.policy.limits.budgets import build_budget_caps
 from retinue.policy.limits.cooldowns import CredentialCooldowns, apply_failure
 from retinue.store.agents import credentials
@@ -240,14 +240,9 @@ class ModelRouter:
     def read_key(self, candidate: ModelCandidate) -> str:
         return read_key(candidate.credential, self._environment) if candidate.credential else ""
 
-    async def call_within_limits(self, provider: str, tokens: int, call: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Make a call within our own rate limits for this provider."""
-        if not provider or not self._limits.is_limited(provider):
-            return await call()
-        async with self._limits.wait_for_slot(provider, tokens, self._clock) as booked:
-            reply = await call()
-        self._limits.record_tokens(booked, reply.usage.input_tokens + reply.usage.output_tokens)
-        return reply
+    def slot(self, provider: str, tokens: int) -> AbstractAsyncContextManager[RateReservation]:
+        """Wait until our own rate limits for a provider allow a call with this many tokens."""
+        return self._limits.slot(provider, tokens, self._clock)
 
     def caps(self, agent: Agent) -> BudgetLimits:
         budgets = self._settings().budgets

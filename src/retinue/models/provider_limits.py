@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from retinue.config.models import ProviderSettings
 from retinue.domain.ports import Clock
+from retinue.domain.record import Usage
 from retinue.domain.times import to_ms
 from retinue.models.errors import ConfiguredLimitReached
 
@@ -28,6 +29,10 @@ class RateReservation(Struct, eq=False):
     at_ms: int
     tokens: int
     wait_s: float = 0.0
+
+    def record(self, usage: Usage) -> None:
+        """Replace the estimated number of tokens of the call with the actual number."""
+        self.tokens = max(usage.input_tokens + usage.output_tokens, 0)
 
 
 class ProviderRateLimits(Struct):
@@ -56,10 +61,6 @@ class ProviderRateLimits(Struct):
             self._queues.setdefault(provider, deque()).append(booked)
         return booked
 
-    def record_tokens(self, reservation: RateReservation, tokens: int) -> None:
-        """Replace the estimated number of tokens of a call with the actual number."""
-        reservation.tokens = max(tokens, 0)
-
     def release(self, reservation: RateReservation) -> None:
         """Release the reservation of a call that was not made."""
         line = self._queues.get(reservation.provider)
@@ -67,7 +68,7 @@ class ProviderRateLimits(Struct):
             line.remove(reservation)
 
     @asynccontextmanager
-    async def wait_for_slot(self, provider: str, tokens: int, clock: Clock) -> AsyncGenerator[RateReservation]:
+    async def slot(self, provider: str, tokens: int, clock: Clock) -> AsyncGenerator[RateReservation]:
         """Wait until the call may be made, then enter the `async with` body.
 
         If the wait is cancelled, the reservation is released.

@@ -28,6 +28,11 @@ def parse_token_count(value: Any) -> int | None:
     return min(max(value, 0), TOKENS_MAX)
 
 
+def is_counted(usage: Usage) -> bool:
+    """Whether the provider reported the number of input tokens of a call."""
+    return usage.input_tokens > 0 and not usage.estimated
+
+
 def clamp_usage(usage: Usage) -> Usage:
     """Return the usage with every number limited to what a single call can have."""
     found = _get_counts(usage)

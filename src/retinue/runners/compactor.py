@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from retinue.domain.budget import BudgetSpent, ModelCallReservation, PriceUnknown
+from retinue.domain.budget import BudgetSpent, PriceUnknown
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed
 from retinue.domain.ports import Clock
@@ -23,6 +22,7 @@ from retinue.models.fallback import FallbackPlan
 from retinue.models.fallback_actions import CompactAction, FallbackKind, GiveUpAction, ModelCandidate
 from retinue.models.model_router import ModelRouter
 from retinue.models.model_selection import ModelRole
+from retinue.models.reply_reader import read_reply
 from retinue.runners import compaction_plan, context_policy
 from retinue.runners.base import RunAnswer
 from retinue.runners.compaction_plan import CompactionCut, NotCompacted
@@ -36,7 +36,6 @@ from retinue.runners.run_state import (
     next_candidate,
     plan_model_calls,
 )
-from retinue.runners.stream_reader import read_reply
 from retinue.runners.token_estimate import ContextMeter, ContextSize
 
 log = logging.getLogger(__name__)
@@ -260,16 +259,15 @@ class ContextCompactor:
         terms = call_terms(self._models, case, candidate, facts, measure, output_tokens_max=output)
         key = self._models.read_key(candidate)
 
-        async def ask(attempt: int, granted: ModelCallReservation) -> Reply:
+        async with journal.summary_call(turn, request=terms, notice=task.notice) as step:
             prompt = ModelPrompt(
                 session=SessionId(f"{case.session_id}/summary"),
                 instructions=request.instructions,
                 records=[to_read],
                 tools=(),
-                output_tokens_max=granted.output_tokens_max,
+                output_tokens_max=step.granted.output_tokens_max,
             )
-            hear = partial(read_reply, model, prompt, journal.run, None, turn=turn, attempt=attempt, key=key)
-            async with task.deadline.limited():
-                return await self._models.call_within_limits(facts.ref.provider, measure.tokens, hear)
-
-        return await journal.summarize(turn, ask, request=terms, notice=task.notice)
+            async with task.deadline.limited(), self._models.slot(facts.ref.provider, measure.tokens) as slot:
+                reply = await read_reply(model, prompt, journal.run, None, turn=turn, attempt=step.attempt, key=key)
+            slot.record(step.record(reply).usage)
+        return reply

@@ -19,12 +19,12 @@ from retinue.domain.model import ModelFailureKind
 from retinue.domain.record import Record, Reply, Summary
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
+from retinue.models.usage_validation import is_counted
 from retinue.runners.model_context import FLUSH_HEAD
 from retinue.runners.result_pruner import result_chars_max
 from retinue.runners.token_estimate import (
     ContextMeter,
     ContextSize,
-    is_counted,
     weight_of_record,
     weight_of_text,
     weight_of_tools,
@@ -319,7 +319,7 @@ def _last_reply_text(records: Sequence[Record], window_tokens: int) -> str:
     by = f" by {reply.model}" if reply.model else ""
     if not tokens:
         return f"not counted{by}"
-    about = "" if is_counted(reply) else "about "
+    about = "" if is_counted(reply.usage) else "about "
     return f"{about}{_window_share_text(tokens, window_tokens)}{by}"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 
 from msgspec import Struct
 
@@ -319,16 +318,17 @@ class ToolLoop:
         spec = self._toolbox.spec(call.tool)
         planned = spec if call.id in plan.contexts else None
         try:
-            await run.journal.perform(
+            async with run.journal.tool_call(
                 turn,
                 index,
                 call,
-                partial(self._perform_checked, run, call, plan, approvals, occasion),
                 repeatable=planned is not None and planned.is_repeatable,
                 is_read_only=planned is not None and planned.is_safely_read_only,
                 is_late=is_late,
                 because=plan.reasons.get(call.id, ""),
-            )
+            ) as step:
+                if step.result is None:
+                    step.record(await self._perform_checked(run, call, plan, approvals, occasion))
         except CallPending as pending:
             waiting.add(call, pending.until)
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from zoneinfo import ZoneInfo
 
-from retinue.domain.budget import ModelCallReservation, PriceUnknown
+from retinue.domain.budget import PriceUnknown
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed
 from retinue.domain.ports import Clock
-from retinue.domain.record import Note, Record, Reply
+from retinue.domain.record import Note, Record
 from retinue.models.base import AttachmentReader, Model, ModelPrompt
 from retinue.models.errors import ModelNotOffered, ModelRetired
 from retinue.models.fallback import FAILURE_TEXTS, FallbackPlan, ModelNotCalled
 from retinue.models.fallback_actions import CompactAction, GiveUpAction, ModelCandidate, NextModelAction
 from retinue.models.model_router import ModelRouter
 from retinue.models.model_selection import ModelRole
+from retinue.models.reply_reader import read_reply
 from retinue.policy.limits.budgets import OUTPUT_TOKENS_MIN
 from retinue.runners import context_policy
 from retinue.runners.base import BuildSystemPrompt, RunAnswer
@@ -38,7 +38,6 @@ from retinue.runners.run_state import (
     next_candidate,
     plan_model_calls,
 )
-from retinue.runners.stream_reader import read_reply
 from retinue.runners.token_estimate import ContextSize
 from retinue.runners.window_guard import WindowChecker, WindowTooSmall
 
@@ -153,23 +152,24 @@ class ModelCaller:
         )
         key = self._models.read_key(candidate)
 
-        async def ask(attempt: int, granted: ModelCallReservation) -> Reply:
-            for warning in granted.warnings:
-                run.add_remark(warning)
-            prompt = ModelPrompt(
-                session=run.session_id,
-                instructions=run.system_prompt,
-                records=self._records_to_send(run, facts),  # read late: an envelope may have joined with the intent
-                tools=run.tools(facts),
-                output_tokens_max=granted.output_tokens_max,
-                effort=effort,
-                media=self._media,
-            )
-            hear = partial(read_reply, model, prompt, journal.run, run.observer, turn=turn, attempt=attempt, key=key)
-            return await self._models.call_within_limits(facts.ref.provider, size.tokens, hear)
-
         try:
-            await journal.call_model(turn, ask, request=terms)
+            async with journal.model_call(turn, request=terms) as step:
+                for warning in step.granted.warnings:
+                    run.add_remark(warning)
+                prompt = ModelPrompt(
+                    session=run.session_id,
+                    instructions=run.system_prompt,
+                    records=self._records_to_send(run, facts),  # read late: an envelope may have joined with the intent
+                    tools=run.tools(facts),
+                    output_tokens_max=step.granted.output_tokens_max,
+                    effort=effort,
+                    media=self._media,
+                )
+                async with self._models.slot(facts.ref.provider, size.tokens) as slot:
+                    reply = await read_reply(
+                        model, prompt, journal.run, run.observer, turn=turn, attempt=step.attempt, key=key
+                    )
+                slot.record(step.record(reply).usage)
         except PriceUnknown as error:
             raise ModelNotCalled(error) from error
 

@@ -28,6 +28,7 @@ from retinue.domain.record import (
 )
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.formats.message_parts import get_record_text
+from retinue.models.usage_validation import is_counted
 from retinue.runners.model_context import FLUSH_HEAD, leading_summary
 
 CHARS_PER_TOKEN = 4
@@ -296,7 +297,7 @@ class ContextMeter:
     def _is_counted_reply(self, record: Record) -> bool:
         if record.kind is not RecordKind.ASSISTANT:
             return False
-        return isinstance(record.body, Reply) and record.seq > self._counted_after_seq and is_counted(record.body)
+        return isinstance(record.body, Reply) and record.seq > self._counted_after_seq and is_counted(record.body.usage)
 
     def _add_records(self, records: Sequence[Record]) -> None:
         for at in range(0, len(records), RECORDS_PER_BATCH):
@@ -333,11 +334,6 @@ class ContextMeter:
             weight = weight_of_text(instructions).add(weight_of_tools(tools))
             self._base = (instructions, tools, weight)
         return weight
-
-
-def is_counted(reply: Reply) -> bool:
-    """Whether the provider reported the number of input tokens for this reply."""
-    return reply.usage.input_tokens > 0 and not reply.usage.estimated
 
 
 def estimate_tokens(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from retinue.domain.delegation import Delegation, DelegationKind, DelegationStat
 from retinue.domain.delegation_request import DelegationStatus
 from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.ids import EnvelopeId, derive_id
+from retinue.domain.ports import ToolStep
 from retinue.domain.schedule import Occurrence, Schedule
-from retinue.domain.tool import Call, ToolResult
+from retinue.domain.tool import Call
 from retinue.engine import delegations as engine_delegations
 from retinue.engine import scheduler
 from retinue.engine.journal import RunJournal
@@ -69,19 +70,17 @@ def acknowledge_before_commit() -> None:
 
 def effect_before_intent() -> None:
     """Plant a bug: perform a tool call first, and store its intent afterwards."""
-    perform = _patched_journal.perform
+    tool_call = _patched_journal.tool_call
 
-    async def act_first(
-        self: RunJournal, turn: int, index: int, call: Call, act: Callable[[], Awaitable[ToolResult]], **kw: Any
-    ) -> ToolResult:
-        result = await act()
+    @asynccontextmanager
+    async def act_first(self: RunJournal, turn: int, index: int, call: Call, **kw: Any) -> AsyncGenerator[ToolStep]:
+        performed = ToolStep()
+        yield performed
+        async with tool_call(self, turn, index, call, **kw) as step:
+            if step.result is None:
+                step.record(performed.result)
 
-        async def nothing_more() -> ToolResult:
-            return result
-
-        return await perform(self, turn, index, call, nothing_more, **kw)
-
-    _patched_journal.perform = act_first
+    _patched_journal.tool_call = act_first
 
 
 def epoch_not_checked() -> None:

@@ -44,7 +44,7 @@ class Bug(StrEnum):
 
 PATCHED_NAMES: tuple[tuple[Any, str], ...] = (
     (EnvelopeIntake, "accept"),
-    (RunJournal, "perform"),
+    (RunJournal, "tool_call"),
     (RecordAppender, "last_seq"),
     (sessions, "update_fenced"),
     (sessions, "update_step_fenced"),

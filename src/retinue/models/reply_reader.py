@@ -23,11 +23,16 @@ from retinue.models.base import (
     ThinkingChunk,
     ToolCallChunk,
 )
-from retinue.models.errors import ReplyTruncated, TooManyToolCalls
+from retinue.models.errors import (
+    ReplyEmpty,
+    ReplyOnlyThinking,
+    ReplyRefused,
+    ReplyTooLong,
+    ReplyTruncated,
+    TooManyToolCalls,
+)
 from retinue.models.tool_call_limits import CALLS_MAX, normalize_call
-from retinue.models.usage_validation import clamp_usage
-from retinue.runners.errors import ReplyEmpty, ReplyOnlyThinking, ReplyRefused, ReplyTooLong
-from retinue.runners.token_estimate import is_counted
+from retinue.models.usage_validation import clamp_usage, is_counted
 
 UNCOUNTED_CHARS_MAX = 100  # longer than any single token
 REPLY_CHARS_MAX = 4_000_000  # several times the longest reply of any model
@@ -121,7 +126,7 @@ def check_reply(reply: Reply, name: str) -> None:
     """Raise if a reply cannot be used as an answer, for example because it is empty."""
     if reply.text.strip() or reply.calls or reply.stop is StopReason.PAUSED:
         return
-    usage = reply.usage if is_counted(reply) else None
+    usage = reply.usage if is_counted(reply.usage) else None
     if reply.stop is StopReason.FILTERED:
         raise ReplyRefused(name, usage=usage)
     if reply.stop is StopReason.LENGTH:
