@@ -45,7 +45,7 @@ from retinue.engine.run_cancel import NEWER_ENVELOPE, CancelResult, cancel_runs
 from retinue.engine.run_claim import CLOSED_PER_COMMIT_MAX, ClaimSettings, claim_lane, start_run_on_accept
 from retinue.engine.run_context import ClaimedRun, NothingClaimed
 from retinue.engine.run_finish import UnfinishedReply
-from retinue.engine.run_worker import RunEnd, RunWorker, SynthesizeVoice
+from retinue.engine.run_worker import RunWorker, SynthesizeVoice
 from retinue.engine.scheduler import Scheduler, no_gate_runner
 from retinue.engine.session_setting_commands import AvailableOptions, NoAvailableOptions
 from retinue.engine.slash_commands import CommandResult, ListSkillCommands, SlashCommands, no_skill_commands
@@ -552,25 +552,21 @@ class EmbeddedEngine:
                 self._owned_runs.discard(claimed.run.id)
                 return True
             else:
-                ended = await self._execute(lane, claimed)
+                lane.run, lane.mode = claimed.run.id, claimed.queue.mode
+                if lane.is_woken_again and lane.mode is QueueMode.INTERRUPT:
+                    self._spawn(self._interrupt(lane.wake.session))
+                try:
+                    ended = await self._worker.execute(
+                        claimed,
+                        next_run_id=RunId(self._ids.new()),
+                        has_new_envelopes=lambda: lane.is_woken_again,
+                        is_contended=lambda: self._is_stopping or self._lane_queue.is_contended(lane.wake),
+                    )
+                finally:
+                    self._owned_runs.discard(claimed.run.id)
                 more, following = ended.more_due, ended.next_claim
             claimed = following or lane.take_started_run()
         return more
-
-    async def _execute(self, lane: _Lane, claim: ClaimedRun) -> RunEnd:
-        lane.run, lane.mode = claim.run.id, claim.queue.mode
-        if lane.is_woken_again and lane.mode is QueueMode.INTERRUPT:
-            self._spawn(self._interrupt(lane.wake.session))
-        try:
-            ended = await self._worker.execute(
-                claim,
-                next_run_id=RunId(self._ids.new()),
-                has_new_envelopes=lambda: lane.is_woken_again,
-                is_contended=lambda: self._is_stopping or self._lane_queue.is_contended(lane.wake),
-            )
-        finally:
-            self._owned_runs.discard(claim.run.id)
-        return ended
 
     async def _claim(self, session: SessionId) -> ClaimedRun | NothingClaimed:
         crashed = session not in self._store_failed_sessions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import EnvelopeKind
 from retinue.domain.errors import RetinueError, StaleEpoch, StoreError
 from retinue.domain.ids import RunId, short_id
-from retinue.domain.ports import Clock, CrashPoints
+from retinue.domain.ports import Clock, CrashPoints, RunObserver
 from retinue.domain.record import Record
 from retinue.domain.run import NO_RUN_REQUEST, RunRequest
 from retinue.domain.session import SPAWNED_ORIGINS, SessionActivity
@@ -104,14 +105,7 @@ class RunWorker:
 
         Raises only `StaleEpoch`, `StoreError` and cancellation. These leave the run in the store unchanged.
         """
-        request = _request_of(claim)
-        agent_display = self._claim_settings.defaults().display_options_of(claim.agent)
-        channel = claim.run.sender if claim.run.sender.kind is AddressKind.CHANNEL else None
-        claim = replace(
-            claim,
-            display=request.manner.with_defaults(claim.session.options.manner).with_defaults(agent_display),
-            reply_delivery=self._claim_settings.reply_delivery(channel.name) if channel is not None else None,
-        )
+        claim = self._with_delivery(claim)
         transcript = await self.transcripts.check_out(claim.session, claim.new_records)
         journal = RunJournal(
             claim,
@@ -127,13 +121,38 @@ class RunWorker:
         if claim.envelopes and claim.envelopes[0].kind is EnvelopeKind.DELEGATION:
             await self._show_nested(claim)
         try:
-            ended = await self._run_or_fail(journal, next_run_id=next_run_id, is_contended=is_contended)
+            try:
+                runner, assignment = self._assign(claim)
+                async with self._time_limit(claim, assignment.request):
+                    with self._progress_of(claim) as observer:
+                        answer = await runner.take_turns(
+                            assignment, journal, ApprovalAnswers(claim.approvals), observer
+                        )
+            except Suspended as suspended:
+                ended = await self._suspend(journal, suspended)
+            else:
+                ended = await self._finish(journal, answer, next_run_id=next_run_id, is_contended=is_contended)
+        except Exception as error:
+            if _leaves_run_open(error):
+                raise
+            ended = await self._fail(journal, error)
         finally:
             self._broadcast.run_ended(claim.run.id)
         # Subagents rarely run again, so their contexts would only displace others.
         if journal.matches_store and claim.session.origin.kind not in SPAWNED_ORIGINS:
             self.transcripts.check_in(transcript, context_from=journal.claim.session.context_start_seq)
         return ended
+
+    def _with_delivery(self, claim: ClaimedRun) -> ClaimedRun:
+        """Add how the run's answer is displayed, and how it is delivered to a channel."""
+        agent_display = self._claim_settings.defaults().display_options_of(claim.agent)
+        channel = claim.run.sender if claim.run.sender.kind is AddressKind.CHANNEL else None
+        manner = _request_of(claim).manner
+        return replace(
+            claim,
+            display=manner.with_defaults(claim.session.options.manner).with_defaults(agent_display),
+            reply_delivery=self._claim_settings.reply_delivery(channel.name) if channel is not None else None,
+        )
 
     async def _show_nested(self, claim: ClaimedRun) -> None:
         """If a call is waiting for this run, show the run's activity to subscribers of that call's session."""
@@ -154,26 +173,10 @@ class RunWorker:
         found, _ = await self._store.scan(lambda conn: records.read_range(conn, session, first=first, last=last))
         return [record for record in found if record.run == claim.run.id]
 
-    async def _run_or_fail(
-        self, journal: RunJournal, *, next_run_id: RunId, is_contended: Callable[[], bool]
+    async def _finish(
+        self, journal: RunJournal, answer: RunAnswer, *, next_run_id: RunId, is_contended: Callable[[], bool]
     ) -> RunEnd:
-        try:
-            return await self._run_and_finish(journal, next_run_id=next_run_id, is_contended=is_contended)
-        except Exception as error:
-            if isinstance(error, StaleEpoch) or (
-                isinstance(error, StoreError) and error.code not in PERMANENT_ERROR_CODES
-            ):
-                raise
-            return await self._fail(journal, error)
-
-    async def _run_and_finish(
-        self, journal: RunJournal, *, next_run_id: RunId, is_contended: Callable[[], bool]
-    ) -> RunEnd:
-        try:
-            finished = await self._take_turns(journal.claim, journal)
-        except Suspended as parked:
-            return await self._suspend(journal, parked)
-        finished = await self._with_voice(journal.claim, finished)
+        finished = await self._with_voice(journal.claim, answer)
         body = partial(
             _finish_and_claim,
             claim=journal.claim,
@@ -227,7 +230,8 @@ class RunWorker:
 
         return _without_wakes(await self._store.write(body, point="park", then=self._wake_all))
 
-    async def _take_turns(self, claim: ClaimedRun, journal: RunJournal) -> RunAnswer:
+    def _assign(self, claim: ClaimedRun) -> tuple[Runner, RunAssignment]:
+        """Return the runner of a run, and its assignment."""
         runner = self._runners.get(get_runner(claim.agent, claim.session.origin.kind))
         if runner is None:
             raise RunnerNotFound(claim.agent.name, claim.agent.runner, known=sorted(self._runners))
@@ -237,7 +241,7 @@ class RunWorker:
             claim.acting_agent,
         )
         acting_home = home if acting is claim.agent else self._agent_directory_of(acting.name)
-        assignment = RunAssignment(
+        return runner, RunAssignment(
             agent=claim.agent,
             session=claim.session,
             agent_directory=home,
@@ -254,12 +258,14 @@ class RunWorker:
             request=_request_of(claim),
             display=claim.display,
         )
-        limit_s, limit_name = defaults.run_seconds_of(claim.agent), "the agent's limit (run_seconds_max)"
-        given_s = assignment.request.seconds_max
-        if given_s is not None and given_s < limit_s:
-            limit_s, limit_name = given_s, "the limit of the request that started the run"
-        attendance = self._show_typing(claim)
-        tell = ProgressTell(self._broadcast, attendance) if attendance is not None else self._broadcast
+
+    @asynccontextmanager
+    async def _time_limit(self, claim: ClaimedRun, request: RunRequest) -> AsyncGenerator[None]:
+        """Raise `RunTimedOut` if the block takes longer than the run may."""
+        limit_s = self._claim_settings.defaults().run_seconds_of(claim.agent)
+        limit_name = "the agent's limit (run_seconds_max)"
+        if request.seconds_max is not None and request.seconds_max < limit_s:
+            limit_s, limit_name = request.seconds_max, "the limit of the request that started the run"
         limit = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
         # A model that never answers must be stopped in the middle of a call. The limit uses the server's clock
@@ -267,15 +273,25 @@ class RunWorker:
         call_off = self._clock.call_later(limit_s, lambda: limit.reschedule(loop.time()))
         try:
             async with limit:
-                return await runner.take_turns(assignment, journal, ApprovalAnswers(claim.approvals), tell)
+                yield
         except TimeoutError as error:
             if not limit.expired():  # another timeout: of a model or a tool
                 raise
             raise RunTimedOut(limit_s, limit_name=limit_name) from error
         finally:
             call_off()
-            if attendance is not None:
-                attendance.end()
+
+    @contextmanager
+    def _progress_of(self, claim: ClaimedRun) -> Generator[RunObserver]:
+        """Yield the observer of a run. In the block, the channel of the run shows the typing indicator."""
+        typing = self._show_typing(claim)
+        if typing is None:
+            yield self._broadcast
+            return
+        try:
+            yield ProgressTell(self._broadcast, typing)
+        finally:
+            typing.end()
 
     def _show_typing(self, claim: ClaimedRun) -> RunProgress | None:
         """Show the typing indicator in the channel while a run works on a message from that channel."""
@@ -321,6 +337,11 @@ class RunWorker:
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())
+
+
+def _leaves_run_open(error: Exception) -> bool:
+    """Whether an error leaves the run open in the store: another worker has claimed it, or the store failed."""
+    return isinstance(error, StaleEpoch) or (isinstance(error, StoreError) and error.code not in PERMANENT_ERROR_CODES)
 
 
 def _request_of(claim: ClaimedRun) -> RunRequest:
