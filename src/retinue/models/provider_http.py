@@ -315,7 +315,13 @@ class _Exchange:
         """Send the request, and return the first piece of the response. Raises if the request was refused."""
         try:
             async with asyncio.timeout(self._target.first_byte_s):
-                first = await self._read_first_piece()
+                line = await self._send_request()
+                if line.status >= 300:
+                    line = await self._send_repaired(line)
+                first = b""
+                while is_event_stream(first) is None and (piece := await line.read_chunk()):
+                    self._count_bytes(piece)
+                    first += piece
         except Exception as error:
             if model_error := self._to_model_error(error, self._target.first_byte_s):
                 raise model_error from error
@@ -368,25 +374,20 @@ class _Exchange:
             self._pool.release(self._connection)
             self._connection = None
 
-    async def _read_first_piece(self) -> bytes:
+    async def _send_repaired(self, refused: Http1Connection) -> Http1Connection:
+        """Send the request again without the part that the provider refused, or raise the refusal."""
+        refusal = await _read_error_body(refused)
+        request = self._repair(refused.status, refusal)
+        if request is None:
+            raise error_messages.build_response_error(self._target.provider, refused.status, refused.headers, refusal)
+        self._release()
+        self._request = request
         line = await self._send_request()
         if line.status >= 300:
-            refusal = await _read_error_body(line)
-            request = self._repair(line.status, refusal)
-            if request is None:
-                raise error_messages.build_response_error(self._target.provider, line.status, line.headers, refusal)
-            self._release()
-            self._request = request
-            line = await self._send_request()
-            if line.status >= 300:
-                raise error_messages.build_response_error(
-                    self._target.provider, line.status, line.headers, await _read_error_body(line)
-                )
-        first = b""
-        while is_event_stream(first) is None and (piece := await line.read_chunk()):
-            self._count_bytes(piece)
-            first += piece
-        return first
+            raise error_messages.build_response_error(
+                self._target.provider, line.status, line.headers, await _read_error_body(line)
+            )
+        return line
 
     async def _send_request(self) -> Http1Connection:
         """Send the request, and return the connection when the status has arrived.
