@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import sqlalchemy as sa
+from stores import advance_until_settled
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.envelope import Outcome
@@ -17,7 +18,6 @@ from retinue.domain.ids import EnvelopeId, SessionId, short_id
 from retinue.domain.session import QueuePolicy
 from retinue.domain.times import to_ms
 from retinue.outbox.dead_letter_retry import requeue_dead_letter
-from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
 from retinue.store.runs.explanation_facts import FACTS_MAX, format_duration
 from retinue.store.runs.explanations import Explanation, explain
@@ -115,11 +115,7 @@ async def test_why_shows_times_in_the_readers_time_zone_oldest_first(instance: L
             "2026-01-05T17:00:00+08:00  It expires at 2026-01-06T04:00:00+08:00.",
         ]
         instance.model.will_reply("here")
-        for _ in range(200):
-            if await server.store.scan(partial(envelopes.get_outcome, id_=id_)):
-                break
-            await instance.clock.advance(60)
-            await server.store.write(lambda conn: None, point="test")  # waits for the writes that the clock caused
+        await advance_until_settled(server, id_)
         found = await ask(server, id_)
         assert [fact.at for fact in found.facts] == sorted(fact.at for fact in found.facts)
         assert found.facts[-1].at >= later
@@ -273,11 +269,7 @@ async def test_why_lists_delivery_attempts_with_each_error(either_instance: Loca
         assert inbound is not None
         settled = await server.wait_for_outcome(inbound.envelope)
         assert settled.answer is not None
-        for _ in range(200):
-            if await server.store.scan(partial(envelopes.get_outcome, id_=settled.answer)):
-                break
-            await instance.clock.advance(1)
-            await server.store.write(lambda conn: None, point="test")  # waits for the writes that the clock caused
+        await advance_until_settled(server, settled.answer, step_s=1)
         lines = await explanation_lines(server, inbound.envelope)
         name = f"Delivery of {short_id(settled.answer)}"
         assert f"{name}, attempt 1: failed, send_failed: the channel is closed." in lines

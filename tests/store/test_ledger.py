@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 import sqlalchemy as sa
 from busy_model import script
+from stores import advance_until_settled
 
 from retinue.domain.agent import Agent, CrashPolicy, ToolRules
 from retinue.domain.envelope import Outcome
@@ -157,11 +158,7 @@ class BusyDay:
 
     async def expect_outcome_later(self, name: str, outcome: Outcome) -> None:
         """Like `expect_outcome`, but advances the clock until the envelope is done."""
-        for _ in range(200):
-            if await self.server.store.scan(partial(envelopes.get_outcome, id_=self.ids[name])) is not None:
-                break
-            await self.instance.clock.advance(60)
-            await self.server.store.write(lambda conn: None, point="test")  # waits for the writes that the clock caused
+        await advance_until_settled(self.server, self.ids[name], step_s=60)
         await self.expect_outcome(name, outcome)
 
     async def run_of(self, name: str, status: str) -> None:
