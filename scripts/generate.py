@@ -11,7 +11,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 GENERATORS = (
     "retinue.operations.generate_reference",
@@ -19,6 +20,7 @@ GENERATORS = (
     "retinue.api.generate_openapi",
     "retinue.config.settings_docs",
     "retinue.agents.instructions_docs",
+    "scripts.life_of_a_message",
 )
 
 

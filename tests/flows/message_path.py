@@ -182,7 +182,7 @@ def own_frames(frame: FrameType | None) -> Stack:
     found: list[Frame] = []
     while frame is not None:
         file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(SOURCE):
+        if file.is_relative_to(SOURCE) and not frame.f_code.co_name.startswith("<"):  # <listcomp> is no function
             found.append(Frame(file.relative_to(SOURCE).as_posix(), frame.f_code.co_qualname))
         frame = frame.f_back
     return tuple(reversed(found))

@@ -64,6 +64,7 @@ class RedactedConnector:
         await self.inner.listen(accept)
 
     async def deliver(self, part: DeliveryPart) -> Delivery:
+        """Redact secrets in a part, and let the connector send it."""
         delivery = await self.inner.deliver(self.redact_part(part))
         self.on_delivered(self.name)
         return delivery

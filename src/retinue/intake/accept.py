@@ -172,6 +172,7 @@ class EnvelopeIntake:
         self._command = command
 
     async def accept(self, draft: EnvelopeDraft) -> Receipt:
+        """Check an envelope, execute it if it is a slash command, and otherwise store it."""
         check_draft(draft)
         if self._command is not None and _may_command(draft):
             words = text_without_context(draft.text)
@@ -207,6 +208,8 @@ class EnvelopeIntake:
             return await self._post(draft, None)
 
     async def _post(self, draft: EnvelopeDraft, reservation: SlotReservation | None) -> Receipt:
+        """Store an envelope in one commit. If a slot is reserved, the commit can also start its run."""
+
         def accepted(entered: AcceptResult | None) -> None:
             if reservation is not None:
                 reservation.after_commit(entered.started_run if entered else None)

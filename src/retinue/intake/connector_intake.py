@@ -156,6 +156,7 @@ class ConnectorIntake:
     async def _handle(
         self, connector: str, incoming: InboundMessage
     ) -> Receipt | asyncio.Future[Receipt | None] | None:
+        """Check who may write, and handle the message according to its kind."""
         address.parse_address(f"channel:{connector}:{incoming.channel}")  # refuse an invalid channel before any lookup
         match incoming.kind:
             case InboundKind.MESSAGE:
@@ -220,6 +221,7 @@ class ConnectorIntake:
     # --- messages ---
 
     async def _store_message(self, connector: str, incoming: InboundMessage, admission: Admission) -> Receipt:
+        """Recognize a repeated message, fetch its attachments, and post it to the agents."""
         seen = await self._find_known(connector, incoming)
         there = seen.envelope
         same = (
@@ -325,6 +327,7 @@ class ConnectorIntake:
         return receipts[-1]
 
     async def _post_or_edit(self, draft: EnvelopeDraft, incoming: InboundMessage, original: Envelope | None) -> Receipt:
+        """Post a message, or its new text if the person has edited it."""
         if not incoming.revision:
             try:
                 return await self._post.accept(draft)

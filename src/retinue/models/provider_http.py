@@ -181,6 +181,7 @@ class HttpModel:
         return self._target.facts
 
     async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
+        """Send a prompt to the provider, and yield the chunks of its reply."""
         target = self._target
         if self._connections.repairs:
             target = self._apply_repairs(prompt, target, key)

@@ -67,6 +67,7 @@ async def _read_stream(
     turn: int,
     attempt: int,
 ) -> Reply:
+    """Collect the chunks of a stream into a reply, and pass each piece of text to the observer."""
     text: list[str] = []
     thinking: list[str] = []
     calls: list[Call] = []

@@ -152,6 +152,7 @@ class Http1Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _write(self, *data: bytes) -> None:
+        """Write bytes to the socket."""
         if self._transport is None:
             raise ConnectionFailed("the connection is closed")
         self._transport.writelines(data)

@@ -328,6 +328,7 @@ class Outbox:
         return taken
 
     async def _send(self, channel: _ChannelState, attempt: OpenAttempt) -> ClosedAttempt:
+        """Make one delivery attempt, and return its result."""
         envelope = attempt.envelope
         connector = self._connectors.get(channel.connector_name)
         if connector is None:
@@ -409,6 +410,7 @@ class Outbox:
             task.cancel()
 
     async def _deliver_part(self, connector: Connector, part: DeliveryPart) -> PartSent | AttemptFailed:
+        """Let the connector send one part. Every failure becomes a result."""
         try:
             async with asyncio.timeout(self._limits.send_s_max):
                 delivery = await connector.deliver(part)

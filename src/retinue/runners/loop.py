@@ -183,6 +183,7 @@ class ToolLoop:
     async def take_turns(
         self, assignment: RunAssignment, journal: Journal, approvals: RunApprovals, observer: RunObserver
     ) -> RunAnswer:
+        """Take the turns of a run, and return its answer. A spent budget ends the run with what it has so far."""
         equipment = await self._load_resources(assignment) if self._load_resources is not None else NO_RUN_RESOURCES
         where = _circumstances(assignment, journal, equipment)
         offered = OfferedTools(self._toolbox, assignment.agent, where).offered_to
@@ -204,6 +205,7 @@ class ToolLoop:
             return _answer_at_limit(journal, f"I had to stop: {_format_budget_error(spent_up)}", remarks=case.remarks)
 
     async def _run_steps(self, run: RunState, approvals: RunApprovals) -> RunAnswer:
+        """Derive the next step from the records, perform it, and repeat until the model makes no more calls."""
         assignment, journal = run.assignment, run.journal
         while True:
             match next_step(journal.run_records, assignment.stored_calls):
@@ -235,6 +237,7 @@ class ToolLoop:
                     await self._perform_stored(run, approvals, dict(zip(indexes, calls, strict=True)))
 
     async def _perform(self, run: RunState, approvals: RunApprovals, turn: int, calls: dict[int, Call]) -> None:
+        """Decide on all calls of a reply, then perform the allowed ones. If a call needs approval, suspend the run."""
         journal, waits = run.journal, WaitingCalls()
         calls = await self._perform_interrupted(run, approvals, turn, calls, waits)
         if refused := [refusal(call, why) for call in calls.values() if (why := explain_unreadable(call))]:

@@ -145,6 +145,7 @@ class ModelCaller:
         *,
         is_first_choice: bool,
     ) -> None:
+        """Call one model. The journal stores the intent before the call, and the reply after it."""
         journal, facts = run.journal, model.facts
         effort = self._choose_effort(run, facts, is_first_choice=is_first_choice)
         terms = call_terms(

@@ -380,6 +380,7 @@ class ConnectorSupervisor:
             log.warning("owner not alerted", extra={"connector": entry.name, "code": error.code})
 
     async def _accept(self, entry: _ConnectorEntry, incoming: InboundMessage) -> Receipt | None:
+        """Pass a message to intake. A message that fails again and again is kept as a poison message."""
         try:
             receipt = await self._services.accept(entry.name, incoming)
         except StoreError:

@@ -192,6 +192,7 @@ class BotApi:
         uploads: tuple[TelegramUpload, ...],
         allowed_s: float,
     ) -> tuple[int, bytes]:
+        """Post a request, and return the status and body of the response."""
         import aiohttp
 
         url = self._build_url(f"bot{self._token}/{method}")

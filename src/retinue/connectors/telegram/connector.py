@@ -181,6 +181,7 @@ class TelegramConnector:
     # --- sending ---
 
     async def deliver(self, part: DeliveryPart) -> Delivery:
+        """Send one part of an envelope to Telegram."""
         for file in part.files:
             self._check_file(file)
         if part.buttons and len(part.files) > 1:
@@ -389,6 +390,7 @@ class TelegramConnector:
 
 
 async def _send_request(api: BotApi, request: BotApiRequest) -> str:
+    """Send a request, and return the id of the (first) message that Telegram created."""
     if request.is_album:
         sent = await api.call(request.method, request.arguments, result=list[SentMessage], uploads=request.uploads)
         if not sent:

@@ -133,6 +133,7 @@ class LongPoller:
         self._tasks |= {each.update_id: nothing for each in self._find_new_updates(batch)}
 
     async def _accept_in_order(self, incoming: InboundMessage, previous: asyncio.Task[None] | None) -> None:
+        """Accept a message after the previous one from the same chat."""
         if previous is not None:
             await asyncio.wait([previous], timeout=ACCEPT_WAIT_S)
             if _has_failed(previous):
