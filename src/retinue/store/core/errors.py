@@ -236,7 +236,7 @@ class StoreLockLost(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Another program has locked the database file."""
+    """Another program has locked the database file. SQLite reports that the database is locked."""
 
     code = "store.busy"
 
