@@ -142,8 +142,10 @@ class RunJournal:
 
     @asynccontextmanager
     async def model_call(self, turn: int, *, request: ModelCallReservationRequest) -> AsyncGenerator[ModelStep]:
-        async with self._model_step(turn, 0, request) as (step, call):
-            yield call
+        step, granted = await self._open_model_step(turn, 0, request)
+        call = ModelStep(step.attempt, granted)
+        yield call
+        self._close_model_step(turn, 0)
         self._add_result(StepResult(_recorded(call.reply), _close_step(step), self._charge(request)))
 
     @asynccontextmanager
@@ -153,18 +155,14 @@ class RunJournal:
         self._summaries += 1
         # A resumed run has a higher epoch, so its indexes are unused.
         index = -(self.run.epoch * SUMMARIES_MAX + self._summaries)
-        async with self._model_step(turn, index, request, notice=notice) as (step, call):
-            yield call
+        step, granted = await self._open_model_step(turn, index, request, notice=notice)
+        call = ModelStep(step.attempt, granted)
+        yield call
+        self._close_model_step(turn, index)
         usage = _recorded(call.reply).usage
         self._pending.append(CompletedSummaryCall(_close_step(step), self._charge(request), usage))
 
-    @asynccontextmanager
-    async def _model_step(
-        self, turn: int, index: int, request: ModelCallReservationRequest, *, notice: str = ""
-    ) -> AsyncGenerator[tuple[Step, ModelStep]]:
-        step, granted = await self._open_model_step(turn, index, request, notice=notice)
-        self._faults.reach("model.before")
-        yield step, ModelStep(step.attempt, granted)
+    def _close_model_step(self, turn: int, index: int) -> None:
         self._faults.reach("model.after")
         self._open_call = None
         self._open_steps.pop((turn, index), None)
@@ -214,6 +212,7 @@ class RunJournal:
             granted = await self._commit(retrying=step, terms=terms)
         self._open_steps[turn, index] = step
         self._open_call = _OpenModelCall(step, terms)
+        self._faults.reach("model.before")
         return step, granted
 
     def _charge(self, terms: ModelCallReservationRequest) -> CallCharge:
