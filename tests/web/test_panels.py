@@ -421,7 +421,7 @@ def test_panel_commands_fail_without_an_open_window(app: WebApp, server: ApiClie
 def test_a_link_from_an_agent_is_opened_only_by_the_person(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/chat", fake_clock=True)
     wait_until_sync(lambda: not invoke_tool(server, "panels_list")["failed"], "there is a window")
-    url = f"{server.address}/chat?from=guide"
+    url = f"{server.address}/api/ready?from=guide"  # not the web app, which would be another window of the person
     card = page.get_by_role("group", name="Link from an agent")
     with ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(invoke_tool, server, "open_url", url=url)
