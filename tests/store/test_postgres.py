@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from psycopg import sql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.util import await_only
 from stores import advance_until_settled, count, list_tallies
@@ -266,7 +267,8 @@ async def test_more_callers_than_postgresql_connections_are_all_served(empty_pos
 async def test_postgresql_commits_are_durable_even_if_the_server_default_is_not(empty_postgres_url: str) -> None:
     url = sa.make_url(empty_postgres_url)
     with psycopg.connect(url.set(drivername="postgresql").render_as_string()) as conn:
-        conn.execute(f'ALTER DATABASE "{url.database}" SET synchronous_commit = off')
+        statement = sql.SQL("ALTER DATABASE {} SET synchronous_commit = off")
+        conn.execute(statement.format(sql.Identifier(url.database or "")))
     async with open_postgres(empty_postgres_url) as store:
         assert await store.write(ask("SHOW synchronous_commit"), point="test") == "on"
     async with open_postgres(f"{empty_postgres_url}&options=-c%20synchronous_commit%3Dremote_apply") as store:
