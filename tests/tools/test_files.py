@@ -295,9 +295,9 @@ async def test_an_edit_of_a_file_changed_in_the_meantime_is_refused(
 
 
 async def test_concurrent_writes_to_one_file_wait_for_each_other(setup: ToolSetup) -> None:
-    (setup.work / "a").write_text("0\n")
-    await asyncio.gather(*(setup.call("write", path="a", content=f"{n}\n", append=True) for n in range(1, 21)))
-    assert sorted((setup.work / "a").read_text().split(), key=int) == [str(n) for n in range(21)]
+    (setup.work / "a").write_text("line 00\n")
+    await asyncio.gather(*(setup.call("write", path="a", content=f"line {n:02}\n", append=True) for n in range(1, 21)))
+    assert sorted((setup.work / "a").read_text().splitlines()) == [f"line {n:02}" for n in range(21)]
 
 
 def test_apply_edits_with_replace_all_replaces_every_occurrence() -> None:
