@@ -186,7 +186,12 @@ class FastConnection(sa.Connection):
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         kept = self._prepared.get(id(statement))  # every statement in the cache is of a supported type
         cursor = self._cursor
-        if kept is None or cursor is None or execution_options is not None or isinstance(parameters, list):
+        if isinstance(parameters, list):
+            rows = cast(list[Parameters], parameters)
+            if len(rows) != 1:
+                return self._execute(statement, parameters, execution_options)
+            parameters = rows[0]
+        if kept is None or cursor is None or execution_options is not None:
             return self._execute(statement, parameters, execution_options)
         prepared = kept[1]
         try:
@@ -201,7 +206,7 @@ class FastConnection(sa.Connection):
         return WriteResult(cursor.rowcount)
 
     def _execute(self, statement: Any, parameters: Any, execution_options: Any) -> Any:
-        """Run a statement that is not prepared yet, has a list of parameters, or must be run by SQLAlchemy."""
+        """Run a statement that is not prepared yet, has several rows of parameters, or must be run by SQLAlchemy."""
         kept = self._prepared.get(id(statement))
         if execution_options is not None or (kept is None and not isinstance(statement, _FAST_STATEMENTS)):
             self._written_tables = None
