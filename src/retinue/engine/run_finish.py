@@ -133,6 +133,7 @@ def finish_run(
             because=why or ("answered" if answer else "the agent chose not to answer"),
             answer=answer.id if answer else None,
             silent=answer is None,
+            by_schedule=any(e.sender.kind is address.AddressKind.SCHEDULE for e in owed),
         )
         wakes += tuple(wake for e in owed if e.context.webhook for wake in notify_webhook(tx, e.id))
     if unowed:

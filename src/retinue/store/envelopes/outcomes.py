@@ -21,10 +21,13 @@ def settle(
     because: str,
     answer: str | None = None,
     silent: bool = False,
+    by_schedule: bool = True,
 ) -> None:
     """Settle envelopes, and create the next occurrences of their schedules.
 
-    The database rejects a second outcome for the same envelope.
+    The database rejects a second outcome for the same envelope. `by_schedule` is false if the caller
+    knows that no schedule sent any of them, which saves a query for each.
     """
     envelopes.settle(tx.conn, ids, outcome, because=because, at_ms=tx.at_ms, answer=answer, silent=silent)
-    schedules.record_outcomes(tx, ids, outcome, because=because)
+    if by_schedule:
+        schedules.record_outcomes(tx, ids, outcome, because=because)
