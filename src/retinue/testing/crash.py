@@ -239,10 +239,10 @@ class CrashTrial:
 
     async def start(self, crash: str = "") -> ServerProcess:
         with self.server_log.open("ab") as log:
-            environment = self._environment(crash)
+            environment, log_offset = self._environment(crash), log.tell()  # the process writes to the same file
             process = get_fork_server().start("retinue.testing.crash_server", environment=environment, output=log)
             life = ServerProcess(
-                process, self.server_log, log.tell(), time.monotonic(), frozenset(self.client.pending.values())
+                process, self.server_log, log_offset, time.monotonic(), frozenset(self.client.pending.values())
             )
         self.processes.append(life)
         return life

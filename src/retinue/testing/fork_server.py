@@ -34,11 +34,11 @@ SELECT_TIMEOUT_S = 60.0
 class ForkedProcess:
     """A started program, with those methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, pid: int, status: socket.socket) -> None:
+    def __init__(self, pid: int, pidfd: int, status: socket.socket) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._pidfd = pidfd
         self._status = status
-        self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         return self.returncode if self.returncode is not None else self._read_status(0.0)
@@ -105,11 +105,11 @@ class ForkServer:
         with theirs, open(os.devnull, "rb") as nothing:
             files = [nothing.fileno(), output.fileno(), output.fileno(), theirs.fileno()]
             socket.send_fds(self._control, [request.encode()], files)
-        answer = ours.recv(64)
+        answer, pidfds, _, _ = socket.recv_fds(ours, 64, 1, socket.MSG_CMSG_CLOEXEC)
         if not answer:
             ours.close()
             raise RuntimeError(f"the fork server did not start {module}")
-        return ForkedProcess(int(answer), ours)
+        return ForkedProcess(int(answer), pidfds[0], ours)
 
     def close(self) -> None:
         self._control.close()
@@ -156,7 +156,9 @@ def serve(control: socket.socket) -> Callable[[], int] | None:
         for file in files[:-1]:
             os.close(file)
         running[pid] = socket.socket(fileno=files[-1])
-        running[pid].send(str(pid).encode())
+        pidfd = os.pidfd_open(pid)  # here, because the child may have ended, and its id is free once it is reaped
+        socket.send_fds(running[pid], [str(pid).encode()], [pidfd])
+        os.close(pidfd)
 
 
 def _ignore_signal(number: int, frame: object) -> None:
