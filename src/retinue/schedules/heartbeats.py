@@ -32,6 +32,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.schedules.file_watcher import DebouncedTask, DirectoryWatcher
 from retinue.schedules.heartbeat_files import list_task_ids, tasks_directory
+from retinue.schedules.untrusted_files import open_untrusted
 from retinue.store.agents import agents
 from retinue.store.core import tables
 from retinue.store.core.connection import Store
@@ -225,7 +226,7 @@ def _read_regular_file(path: Path) -> str | None:
     block.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open_untrusted(path) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
             return file.read(CHECKLIST_BYTES_MAX).decode(errors="replace")

@@ -42,6 +42,7 @@ from retinue.schedules.schedule_front_matter import (
     render_schedule_file,
 )
 from retinue.schedules.schedule_parser import ScheduleContext
+from retinue.schedules.untrusted_files import open_untrusted
 from retinue.store.agents import agents
 from retinue.store.core import tables
 from retinue.store.core.connection import Store
@@ -406,7 +407,7 @@ class _UnreadableFile(Exception):
 
 def _read_file(path: Path) -> _FoundFile:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open_untrusted(path) as file:
             status = os.fstat(file.fileno())
             data = file.read(SCHEDULE_FILE_BYTES_MAX + 1)
     except OSError as error:
