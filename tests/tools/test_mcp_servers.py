@@ -7,6 +7,7 @@ import builtins
 import json
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from retinue.text.untrusted_wrapper import WARNING, unwrap_untrusted
 from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.mcp_server import RETRY_FIRST_S, RETRY_MAX_S
 from retinue.tools.mcp.server_sandbox import build_server_sandbox
-from retinue.tools.mcp.server_status import McpConnectionState
+from retinue.tools.mcp.server_status import McpConnectionState, McpConnectionStatus
 from retinue.tools.mcp.stdio_transport import STDERR_LOG
 from retinue.tools.shell.sandbox_choice import SandboxChooser
 
@@ -77,12 +78,13 @@ async def test_the_tools_of_a_real_mcp_server_work_in_a_sandbox(tmp_path: Path) 
         assert "OTHER_KEY" not in environment_text and "RETINUE" not in environment_text
         assert "open-sesame" in (await made.call("mcp_kitchen_secret")).text
 
+        stderr_log = made.home / "mcp" / "kitchen" / STDERR_LOG  # written by a process of its own
+        await until(lambda: stderr_log.exists() and "a line for the log" in stderr_log.read_text())
         seen = unwrap_untrusted((await made.call("mcp_kitchen_look", path=str(made.home / "mcp" / "kitchen"))).text)
         assert STDERR_LOG in seen
         hidden = await made.call("mcp_kitchen_look", path=str(made.home))
         assert "retinue.db" not in hidden.text
         assert (made.home / "retinue.db").exists()
-        assert "a line for the log" in (made.home / "mcp" / "kitchen" / STDERR_LOG).read_text()
 
         picture = await made.call("mcp_kitchen_picture")
         assert [each.media_type for each in picture.attachments] == ["image/png"]
@@ -124,6 +126,7 @@ async def test_a_sandboxed_mcp_server_sees_only_its_own_folder_and_no_network(tm
     settings = McpServerSettings(command=command, readable=(script.resolve(),))
     async with listener, open_mcp_servers(tmp_path, {"k": settings}, sandboxed=sandboxed) as made:
         await made.approve("k")
+        await until((made.home / "mcp" / "k" / STDERR_LOG).exists)  # made by a process of its own
         seen = json.loads(unwrap_untrusted((await made.call("mcp_k_act")).text))
 
     assert ("retinue.db" in seen["data"]) is not sandboxed
@@ -155,11 +158,13 @@ async def test_an_mcp_server_does_not_start_without_a_working_sandbox_unless_it_
         made.servers.restart("k")
         await until(lambda: made.connection_status("k") is not failed)
         await made.until("k", McpConnectionState.FAILED)
+        begun = made.home / "mcp" / "k" / "begun"
         for chosen in (SandboxSettings(kind=SandboxKind.OFF), SandboxSettings(mode=SandboxMode.OFF)):
+            begun.unlink(missing_ok=True)
             now[0] = chosen
             made.servers.restart("k")
+            await until(begun.exists)
             await made.until("k", McpConnectionState.WAITING)
-        assert (made.home / "mcp" / "k" / "begun").exists()
 
 
 @pytest.mark.spec("A72")
@@ -272,11 +277,23 @@ async def test_an_mcp_server_that_never_starts_is_retried_with_growing_delays(tm
             usual = min(RETRY_MAX_S, RETRY_FIRST_S * 2**number)
             assert 0.75 * usual <= wait_s <= 1.25 * usual
         assert len(set(waits[-3:])) == 3  # the delay is random
+        await made.until("k", McpConnectionState.FAILED)
+        statuses: list[McpConnectionStatus] = []  # it starts and fails again within milliseconds
+        made.servers.on_change(lambda: statuses.append(made.connection_status("k")))
         made.servers.restart("k")
         again = await until(
-            lambda: made.connection_status("k").state is McpConnectionState.STARTING and made.connection_status("k")
+            lambda: next((each for each in statuses if each.state is McpConnectionState.STARTING), None)
         )
         assert again.retry_at is None
+
+
+async def test_a_failed_mcp_server_is_restarted_in_time_if_the_wall_clock_was_set_back(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with open_mcp_servers(tmp_path, {"k": McpServerSettings(command=("/bin/false",))}, clock=clock) as made:
+        failed = await made.until("k", McpConnectionState.FAILED)
+        clock.jump(timedelta(hours=-1))
+        await clock.advance(1.25 * RETRY_FIRST_S)
+        await until(lambda: made.connection_status("k") is not failed)
 
 
 @pytest.mark.parametrize(
@@ -412,8 +429,9 @@ async def test_hundreds_of_concurrent_mcp_calls_are_limited_to_the_parallel_sett
     command = small(
         tmp_path,
         """
-        open_now, most, lock = [0], [0], threading.Lock()
+        open_now, most, lock, are_four_open = [0], [0], threading.Lock(), threading.Event()
         def answer(id):
+            are_four_open.wait()
             time.sleep(0.02)
             with lock:
                 open_now[0] -= 1
@@ -422,6 +440,8 @@ async def test_hundreds_of_concurrent_mcp_calls_are_limited_to_the_parallel_sett
             with lock:
                 open_now[0] += 1
                 most[0] = max(most[0], open_now[0])
+                if open_now[0] == 4:
+                    are_four_open.set()
             threading.Thread(target=answer, args=(id,)).start()
         serve(lambda: [tool()], on_call)
         """,
@@ -502,8 +522,10 @@ async def test_changed_settings_restart_an_mcp_server_and_removing_them_ends_it(
         await made.approve("k")  # the list has grown since the review
         assert made.names() == ["mcp_k_one", "mcp_k_two"]
         second = int(unwrap_untrusted((await made.call("mcp_k_one")).text))
+        before = made.connection_status("k")
         made.servers.restart("k")
         await until(lambda: not is_alive(second))
+        await until(lambda: made.connection_status("k") is not before)
         await made.until("k", McpConnectionState.READY)
         del made.settings["k"]
         await made.servers.sync()

@@ -189,9 +189,15 @@ class McpServerSupervisor:
         retry_at = self._clock.now() + timedelta(seconds=wait_s)
         self._set_status(McpConnectionState.FAILED, because, try_this, self.status.tool_list, retry_at=retry_at)
         log.warning("mcp server failed", extra={"server": self.name, "because": because, "retry_s": round(wait_s)})
-        take_back = self._clock.call_later(wait_s, self._wake.set)
+        waited = asyncio.Event()  # not the time of day, which can be set back
+
+        def end_wait() -> None:
+            waited.set()
+            self._wake.set()
+
+        take_back = self._clock.call_later(wait_s, end_wait)
         try:
-            while not self._is_restart_requested and self._clock.now() < retry_at:
+            while not (self._is_restart_requested or waited.is_set()):
                 self._wake.clear()
                 await self._wake.wait()
         finally:
