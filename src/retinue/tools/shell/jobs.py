@@ -37,6 +37,8 @@ DRAIN_TIMEOUT_S = 5.0  # for the remaining output of a finished command
 RETRY_S = 5.0
 RETRIES_MAX = 20
 
+SERVER_STOPPED = "the server was stopped"
+
 T = TypeVar("T")
 
 AssessTrust = Callable[[bool], Awaitable[Trust]]
@@ -101,14 +103,17 @@ class JobRunner:
         if self._cancel_pruning is not None:
             self._cancel_pruning()
         for job in list(self._running.values()):
-            self._create_task(self.kill(job, "the server was stopped"))
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+            self._create_task(self.kill(job, SERVER_STOPPED))
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._tasks:  # a command that was starting is watched and killed by new tasks
+                    await asyncio.wait(self._tasks)
+        except TimeoutError:
+            log.warning("commands not ended in time", extra={"count": len(self._running)})
+            late = set(self._tasks)
             for task in late:
                 task.cancel()
-            if late:
-                log.warning("commands not ended in time", extra={"count": len(self._running)})
-                await asyncio.wait(late, timeout=1.0)
+            await asyncio.wait(late, timeout=1.0)
 
     def find_running(self, id_: str) -> Job | None:
         return self._running.get(id_)
@@ -185,6 +190,8 @@ class JobRunner:
                 raise
             self._running[id_] = job
             self._create_task(self._watch(job, log_, request.timeout_s))
+            if self._is_closing:
+                self._create_task(self.kill(job, SERVER_STOPPED))
             return job
         finally:
             self._starting.remove(context.session)
