@@ -287,7 +287,9 @@ class EmailServers:
 
     def _files(self, person: str) -> list[Path]:
         places = (self.folder / "mail" / person / part for part in ("new", "cur"))
-        return [each for place in places for each in place.glob("*") if each.is_file()]
+        # By the part of the name before the flags: dovecot may move a file to `cur` while this lists both folders.
+        found = {each.name.partition(":")[0]: each for place in places for each in place.glob("*") if each.is_file()}
+        return list(found.values())
 
     def read_mailbox(self, person: str) -> list[EmailMessage]:
         """Return the emails in a mailbox, oldest first."""
