@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -48,8 +48,20 @@ SIZES_AND_THEMES = [
     pytest.param("laptop", "dark", marks=pytest.mark.slow),
     pytest.param("phone", "light", marks=pytest.mark.slow),
 ]
-# Errors of the browser for a response that a killed server did not finish.
-INTERRUPTED_RESPONSES = ("ERR_CONTENT_LENGTH_MISMATCH", "ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+# Errors of the browser for a response that a killed server did not finish. The last one is for a WebSocket.
+INTERRUPTED_RESPONSES = (
+    "ERR_CONTENT_LENGTH_MISMATCH",
+    "ERR_EMPTY_RESPONSE",
+    "ERR_INCOMPLETE_CHUNKED_ENCODING",
+    "Connection closed before receiving a handshake response",
+)
+# Lengthens the times after which the web app forgets the first key of a sequence (`SEQUENCE_TIMEOUT_MS`), or removes a
+# toast (`SHOWN_MS`, `UNDO_MS`) or a decided approval (`DECIDED_SHOWN_MS`).
+PATIENT_TIMERS = """(() => {
+    const {setTimeout} = window;
+    window.setTimeout = (work, afterMs = 0, ...rest) =>
+        setTimeout(work, [1_200, 6_000, 12_000].includes(afterMs) ? 600_000 : afterMs, ...rest);
+})()"""
 CHROMIUM_PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 CHROMIUM_FLAGS = [
     "--no-sandbox",
@@ -145,12 +157,14 @@ class WebApp:
         reduce_motion: bool = False,
         polling: bool = True,
         fake_clock: bool = False,
+        patient: bool = False,
         **options: Any,
     ) -> Page:
         """Open a window that is signed in as the owner with a sign-in code.
 
         Without polling it shows only what events bring. With a fake clock, `page.clock` can move the time forward; it
-        also runs by itself."""
+        also runs by itself. A patient window keeps what the web app removes or forgets after some seconds, so that a
+        test on a busy machine is in time for it."""
         width, height = SIZES[size]
         context = self._browser.new_context(
             viewport={"width": width, "height": height},
@@ -165,6 +179,8 @@ class WebApp:
             context.add_init_script("window.setInterval = () => 0")
         if fake_clock:
             context.clock.install()
+        if patient:
+            context.add_init_script(PATIENT_TIMERS)
         self._contexts.append(context)
         return self.open_tab(context, f"{path}#code={self.server.do('token.code')['code']}")
 
@@ -182,10 +198,23 @@ class WebApp:
         if self.console_errors or self.external_requests:  # the test will fail because of it
             for subject in self._subjects:
                 subject.describe_now()
-        for context in self._contexts:
-            context.close()
+        self._close_windows()
         for subject in self._subjects:
             close_subject(subject)
+
+    def close_expecting_errors(self) -> None:
+        """Close the windows at the end of a test, then forget the errors so far.
+
+        An open window may still wait for the response to a request that is refused, or send one again."""
+        self._close_windows()
+        self.console_errors.clear()
+
+    def _close_windows(self) -> None:
+        for context in self._contexts:
+            for page in context.pages:
+                with suppress(Error):  # it was closed by the test
+                    page.unroute_all(behavior="ignoreErrors")  # a handler may still be working
+            context.close()
 
     def _record_console_message(self, message: Any) -> None:
         if message.type not in ("error", "warning"):

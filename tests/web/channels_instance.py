@@ -125,7 +125,8 @@ def add_poison_message(server: ApiClient, text: str, *, message_id: str, because
         service="telegram",
         sender=PlatformUser(id=by, name="Noor"),
     )
-    engine = sa.create_engine(f"sqlite:///{server.process.home / 'retinue.db'}")
+    # The server may be writing at the same time.
+    engine = sa.create_engine(f"sqlite:///{server.process.home / 'retinue.db'}", connect_args={"timeout": WAIT_LIMIT_S})
     with engine.begin() as conn:
         poison_messages.upsert(
             conn,

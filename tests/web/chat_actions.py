@@ -107,13 +107,15 @@ class HeldResponse:
 
     def __init__(self, page: Page) -> None:
         self._page = page
+        self._is_taken = False
         self.held: list[tuple[Route, APIResponse]] = []
 
     def take(self, route: Route) -> None:
-        if self.held:
+        if self._is_taken:
             route.continue_()
-        else:
-            self.held.append((route, route.fetch()))
+            return
+        self._is_taken = True  # before the fetch, during which the next request may come
+        self.held.append((route, route.fetch()))
 
     def json(self) -> Any:
         return self.held[0][1].json()

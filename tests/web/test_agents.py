@@ -92,7 +92,7 @@ def test_hidden_agents_are_listed_on_the_agents_screen_only_on_request(app: WebA
 
 def test_a_keyboard_shortcut_opens_a_chat_with_another_agent(app: WebApp, server: ApiClient) -> None:
     newest = server.do("session.create", agent="guide", name="about tea")["sessionId"]
-    page = app.open_window("/agents")
+    page = app.open_window("/agents", patient=True)
     expect(card(page, "guide")).to_contain_text("conversation")
     page.keyboard.press("g")
     page.keyboard.press("t")
@@ -430,7 +430,7 @@ def test_the_dialog_to_delete_an_agent_shows_the_consequences_first(app: WebApp,
     assert "jonas" not in {each["name"] for each in server.do("agent.list")["agents"]}
     page.goto(f"{server.address}/agents/jonas")
     expect(page.get_by_text("Agent not found")).to_be_visible()
-    app.console_errors.clear()
+    app.close_expecting_errors()  # each part of the screen requests the deleted agent
 
 
 # --- hostile text, accessibility and permissions ---
@@ -488,7 +488,7 @@ def test_a_member_can_view_an_agent_on_the_agents_screen_but_not_edit_it(app: We
     page.goto(f"{server.address}/agents")
     expect(card(page, "ada")).to_be_visible()
     expect(page.get_by_role("button", name="Create agent")).to_have_count(0)
-    app.console_errors.clear()  # the refused requests were expected
+    app.close_expecting_errors()  # refused requests are expected
 
 
 def _read_file_hash(server: ApiClient, name: str) -> str:

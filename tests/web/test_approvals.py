@@ -75,7 +75,7 @@ def test_an_approval_card_in_a_chat_shows_the_exact_call_and_collapses_once_answ
     app: WebApp,
 ) -> None:
     session = request_approval(app.server)
-    page = app.open_window(f"/chat/{session}")
+    page = app.open_window(f"/chat/{session}", patient=True)
     approval = card(page, session, app.server)
     expect(approval.get_by_role("heading")).to_contain_text("clerk wants to use read")
     expect(approval.get_by_role("group", name="Argument path")).to_have_text('"SOUL.md"')
@@ -95,7 +95,7 @@ def test_an_approval_card_in_a_chat_shows_the_exact_call_and_collapses_once_answ
 
 
 def test_an_approval_answered_in_one_window_is_decided_in_both(app: WebApp) -> None:
-    inbox, other_inbox = app.open_window("/approvals"), app.open_window("/approvals")
+    inbox, other_inbox = app.open_window("/approvals", patient=True), app.open_window("/approvals", patient=True)
     expect(inbox.get_by_role("heading", name="No pending approvals")).to_be_visible()
     session = request_approval(app.server, "Two windows")
     approval, other = card(inbox, session, app.server), card(other_inbox, session, app.server)
@@ -114,7 +114,7 @@ def test_an_approval_answered_in_one_window_is_decided_in_both(app: WebApp) -> N
 
 def test_approvals_are_selected_and_answered_by_keyboard(app: WebApp) -> None:
     sessions = [request_approval(app.server, name) for name in ("First", "Second", "Third")]
-    page = app.open_window("/approvals")
+    page = app.open_window("/approvals", patient=True)
     for each in sessions:
         expect(card(page, each, app.server)).to_be_visible()
     cards = [page.locator("[data-pending-question]").nth(number) for number in range(3)]
@@ -218,7 +218,7 @@ def test_the_screen_of_decided_approvals_lists_person_and_comment_in_pages(app: 
 
 
 def test_grants_are_created_listed_and_revoked_on_the_approvals_screen(app: WebApp) -> None:
-    page, other = app.open_window("/approvals/grants"), app.open_window("/approvals/grants")
+    page, other = app.open_window("/approvals/grants", patient=True), app.open_window("/approvals/grants")
     page.get_by_role("button", name="Create grant").click()
     form = page.get_by_role("dialog", name="Create grant")
     form.get_by_label("Agent").select_option("clerk")

@@ -67,7 +67,7 @@ def add_access_request(app: WebApp, telegram: FakeTelegramUsers, id_: int, name:
 
 
 def test_the_channels_screen_shows_the_state_of_a_connector_and_the_reason(app: WebApp) -> None:
-    page = app.open_window("/runs")  # no field has the focus there
+    page = app.open_window("/runs", patient=True)  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("d")
@@ -115,7 +115,7 @@ def test_the_access_requests_screen_shows_a_new_request_live_and_accepts_it_by_i
         page.get_by_role("navigation", name="Sections of Channels").get_by_role("link", name="Access requests")
     ).to_contain_text("1")
     code = waiting.locator("code").inner_text().replace(" ", "")
-    assert any(code in text for text in telegram.bot_texts(zoe))
+    telegram.wait_until(lambda: any(code in text for text in telegram.bot_texts(zoe)))
     page.get_by_role("button", name="Accept Zoe").click()
     box = dialog(page, "Accept Zoe")
     expect(box).to_contain_text("can then write on family")

@@ -23,6 +23,7 @@ from web.chat_actions import (
     send_by_api,
     stored_replies,
     type_message,
+    wait_in_page,
     wait_until_idle,
 )
 
@@ -235,6 +236,7 @@ def test_a_late_response_does_not_hide_a_queued_message_on_the_chat_screen(app: 
     older = hold_first_response(page, "**/api/session/queued")
     page.reload()
     expect(composer(page)).to_be_visible()
+    wait_in_page(page, lambda: bool(older.held))
     busy = make_blocking_message(app.server)
     type_message(page, busy.text)
     expect(page.get_by_role("button", name="Stop")).to_be_visible()

@@ -26,7 +26,7 @@ def test_the_sign_in_screen_accepts_a_valid_code_only(app: WebApp) -> None:
     page.get_by_label("Sign-in code").fill(app.server.do("token.code")["code"])
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("navigation", name="Screens")).to_be_visible()
-    app.console_errors.clear()  # the refused requests were expected
+    app.close_expecting_errors()  # refused requests are expected
 
 
 def test_a_url_of_an_earlier_web_app_version_redirects_to_the_current_screen(app: WebApp) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from api.tcp_server import ApiClient, open_api_client
-from playwright.sync_api import Locator, Page, Response, Route, expect
+from playwright.sync_api import Locator, Page, Request, Response, Route, expect
 from web.browser import SIZES_AND_THEMES, WebApp, find_violations, scrolls_sideways
 from web.chat_actions import wait_in_page, wait_until_idle
 from web.conftest import SETTINGS
@@ -50,10 +50,15 @@ def invoke_tool(server: ApiClient, tool: str, **arguments: Any) -> dict[str, Any
 
 
 def read_tool_output(server: ApiClient, tool: str) -> Any:
-    """The JSON output of a tool between the markers of untrusted content."""
-    result = invoke_tool(server, tool)
-    assert not result["failed"], result
-    return json.loads(result["output"].partition(">>>\n")[2].partition("\n<<<END")[0])
+    """The JSON output of a tool between the markers of untrusted content. Waits until a window reports its panels."""
+    results: list[dict[str, Any]] = []
+
+    def succeeds() -> bool:
+        results.append(invoke_tool(server, tool))
+        return not results[-1]["failed"]
+
+    wait_until_sync(succeeds, f"{tool} succeeds", describe=lambda: results[-1])
+    return json.loads(results[-1]["output"].partition(">>>\n")[2].partition("\n<<<END")[0])
 
 
 def read_panels(server: ApiClient) -> dict[str, dict[str, Any]]:
@@ -287,11 +292,24 @@ def test_a_conflict_during_a_save_of_notes_is_shown(app: WebApp, server: ApiClie
         tab(page, "Notes").click()
         expect(page.get_by_label("Your notes")).to_be_visible()
     held: list[Route] = []
-    two.route("**/api/preference/set", lambda route: held.append(route))
-    with two.expect_request("**/api/preference/set"):
-        two.get_by_label("Your notes").fill("bread")
+
+    def is_for_notes(request: Request) -> bool:
+        """The layout of the panels is saved with the same operation, a moment after they were opened."""
+        return "page.notes" in (request.post_data or "")
+
+    def hold_notes(route: Route) -> None:
+        if is_for_notes(route.request):
+            held.append(route)
+        else:
+            route.continue_()
+
+    def has_read_notes(request: Request) -> bool:
+        return request.url.endswith("/api/preference/get") and is_for_notes(request)
+
+    two.route("**/api/preference/set", hold_notes)
+    two.get_by_label("Your notes").fill("bread")
     wait_in_page(two, lambda: bool(held))
-    with two.expect_event("requestfinished", lambda request: request.url.endswith("/api/preference/get")):
+    with two.expect_event("requestfinished", has_read_notes):
         one.get_by_label("Your notes").fill("tea")
     held[0].abort()
     expect(two.get_by_text("The notes were changed in another window.")).to_be_visible()
@@ -341,7 +359,7 @@ def test_an_agent_sees_the_panels_of_the_last_used_window(app: WebApp, server: A
 @pytest.mark.spec("A58")
 def test_an_agent_controls_panels_and_reads_the_result(app: WebApp, server: ApiClient) -> None:
     session = create_session(server)
-    bystander = app.open_window("/chat")
+    bystander = app.open_window("/runs")
     page = app.open_window(f"/chat/{session}")
     expect(page.get_by_label("Message guide")).to_be_focused()
     wait_until_sync(lambda: read_panels(server)["main"]["binding"] == session, "the window reports its session")
@@ -365,7 +383,7 @@ def test_an_agent_controls_panels_and_reads_the_result(app: WebApp, server: ApiC
     expect(tabs(page)).to_have_text(["Run", "Files", "Notes"])
     expect(dock(bystander)).to_have_count(0)
     assert [each["type"] for each in read_tool_output(server, "panels_tree")[1]["panels"]] == [
-        "chat",
+        "runs",
         "run",
         "files",
         "notes",

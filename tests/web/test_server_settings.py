@@ -72,7 +72,7 @@ def test_the_settings_screens_are_accessible(app: WebApp, size: str, theme: str)
 
 
 def test_the_settings_overview_shows_the_server_status_and_creates_a_backup(app: WebApp) -> None:
-    page = app.open_window("/runs")  # no field has the focus there
+    page = app.open_window("/runs", patient=True)  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("h")
@@ -139,7 +139,7 @@ def test_a_person_is_invited_on_the_settings_screen_accepts_and_is_deleted(app: 
     confirmation.get_by_role("button", name="Delete person", exact=True).click()
     expect(person_row(page, "maria")).to_have_count(0)
     assert [each["name"] for each in app.server.do("person.list")["people"]] == ["owner"]
-    app.console_errors.clear()  # the window of maria was signed out
+    app.close_expecting_errors()  # the window of maria is signed out
 
 
 def test_a_used_invitation_shows_an_error_in_the_web_app_and_can_be_declined(app: WebApp) -> None:

@@ -103,7 +103,7 @@ def test_a_deleted_conversation_can_be_restored_in_the_web_app(app: WebApp) -> N
     session = create_session(app, name="Gone for now")
     send_by_api(app, session, "echo keep this")
     wait_until_idle(app, session)
-    page, other = open_chat(app, session), open_chat(app, session)
+    page, other = open_chat(app, session, patient=True), open_chat(app, session)
     choose_menu_item(page, "Delete")
     expect(list_item(page, "Gone for now")).to_have_count(0)
     expect(other.get_by_text("Conversation not found")).to_be_visible()
