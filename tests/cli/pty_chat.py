@@ -62,12 +62,13 @@ class PtyChat:
         return self.wait_until(lambda text: text.count(words) >= times, what=f"{times} x {words!r}")
 
     def wait_for_end(self) -> int:
-        wait_until_sync(
-            lambda: not self._read(0.05) and self.process.poll() is not None,
-            "the command ends",
-            poll_s=0,
-            describe=lambda: self.screen.text,
-        )
+        """Wait until the process has ended, and read its last output."""
+
+        def has_ended() -> bool:
+            ended = self.process.poll() is not None  # first: it may write and end between these two
+            return not self._read(0.05) and ended
+
+        wait_until_sync(has_ended, "the command ends", poll_s=0, describe=lambda: self.screen.text)
         return self.process.wait()
 
     @property

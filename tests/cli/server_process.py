@@ -133,8 +133,9 @@ class ServerProcess:
         wait_until_sync(is_text_streamed, f"the answer has {words!r}")
 
     def wait_for_session(self) -> str:
-        """Wait for the first session."""
-        found = wait_until_sync(lambda: self.call("session.list", limit=1)["sessions"], "there is a session")
+        """Wait for the first session, and until the server has sent the response to the client that created it."""
+        wait_until_sync(lambda: self.call("session.list", limit=1)["sessions"], "there is a session")
+        found = self.call("session.list", limit=1)["sessions"]  # that response was sent before this one
         return found[0]["sessionId"]
 
     def call(self, operation: str, **parameters: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from retinue.operations import base, generate_reference
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.parameter_schema import OperationParameter, ParameterKind, describe_parameters
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 from retinue.tools.base import schema_of
 
 PAGE = (generate_reference.REFERENCE / "operations.md").read_text()
@@ -40,7 +41,7 @@ def openapi_document(server: ServerProcess) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RETINUE_HOME", str(server.home))
         patch.delenv("RETINUE_TOKEN", raising=False)
-        link, host = client._connect(30)
+        link, host = client._connect(WAIT_LIMIT_S)
         try:
             link.sendall(client._build_request("GET", "/api/openapi.json", host))
             status, headers, heard = client._read_head(link)
