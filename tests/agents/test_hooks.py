@@ -46,7 +46,7 @@ from retinue.testing.loop_time import skip_loop_time_on_increase
 from retinue.testing.wait_conditions import wait_until
 
 OWNER = boss_principal("owner")
-ENABLED = HookSettings(enabled=True)
+ENABLED = HookSettings(enabled=True, timeout_s=60.0)
 HOST_FACTS = HostFacts(
     os="linux",
     has_bin=lambda name: name == "sh",

@@ -103,8 +103,8 @@ def wait_until_settled(server: ServerProcess, session: str) -> int:
     """Wait until no envelope is pending; the number of the newest event."""
 
     def newest_cursor() -> int | None:
-        state = server.call("session.state", session=session)
         open_ = [server.call("envelope.list", **{"from": "person:owner", "status": s}) for s in ("pending", "claimed")]
+        state = server.call("session.state", session=session)  # last: nothing follows its cursor if nothing was open
         return int(state["cursor"]) if state["run"] is None and not any(each["envelopes"] for each in open_) else None
 
     return wait_until_sync(newest_cursor, "no envelope is pending") or 0

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
+
 SECRET = "the key is under the third flowerpot"
 EXAMPLES = 3  # for each operation
 EXAMPLES_SLOW = 40
@@ -138,7 +140,7 @@ def _fuzz_operation(
             if field in pool and data.draw(st.integers(0, 3)):
                 case.body[field] = data.draw(st.sampled_from(pool[field]))
         for who in asking:
-            response = case.call(headers={"authorization": f"Bearer {tokens[who]}"})
+            response = case.call(headers={"authorization": f"Bearer {tokens[who]}"}, timeout=WAIT_LIMIT_S)
             assert response.status_code < 500, (name, who, case.body, response.text)
             case.validate_response(response, checks=[status_code_conformance, response_schema_conformance])
             answered[who] += response.status_code == 200

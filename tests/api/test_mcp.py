@@ -44,6 +44,7 @@ from retinue.store.agents import agents
 from retinue.store.people import tokens
 from retinue.testing.local_instance import LocalInstance
 from retinue.testing.tools import AppendLineTool
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 from retinue.tools.toolbox import Toolbox
 
 
@@ -57,12 +58,12 @@ class McpInstance:
     @asynccontextmanager
     async def client(self, token: str, *, agent: str = "") -> AsyncGenerator[Client]:
         url = f"{self.url}/mcp?agent={agent}" if agent else f"{self.url}/mcp"
-        http = httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}, trust_env=False)
+        http = httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}, trust_env=False, timeout=WAIT_LIMIT_S)
         async with http, Client(streamable_http_client(url, http_client=http)) as client:
             yield client
 
     async def post(self, body: bytes, **headers: str) -> httpx2.Response:
-        async with httpx2.AsyncClient(trust_env=False) as http:
+        async with httpx2.AsyncClient(trust_env=False, timeout=WAIT_LIMIT_S) as http:
             return await http.post(f"{self.url}/mcp", content=body, headers=headers)
 
 
@@ -237,7 +238,7 @@ async def test_a_tool_called_twice_over_mcp_with_one_idempotency_key_is_performe
                 "_meta": {"retinue/idempotency_key": key} if key else {},
             }
             body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
-            async with httpx2.AsyncClient(trust_env=False) as http:
+            async with httpx2.AsyncClient(trust_env=False, timeout=WAIT_LIMIT_S) as http:
                 answer = await http.post(
                     f"{made.url}/mcp?agent=ada",
                     content=body,
@@ -277,7 +278,7 @@ async def test_an_mcp_request_without_a_token_or_from_a_web_page_is_refused(tmp_
         ]
         for status, headers in refused:
             assert (await made.post(ping, **headers)).status_code == status
-        async with httpx2.AsyncClient(trust_env=False, headers=good) as http:
+        async with httpx2.AsyncClient(trust_env=False, headers=good, timeout=WAIT_LIMIT_S) as http:
             assert (await http.get(f"{made.url}/mcp")).status_code == 405
 
 

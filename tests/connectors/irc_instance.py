@@ -13,9 +13,9 @@ from retinue.connectors.irc import PLATFORM
 from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.testing.fault_kit.harness import build_context
-from retinue.testing.fault_kit.kit_server import KitServer
+from retinue.testing.fault_kit.kit_server import SPEEDUP, KitServer
 from retinue.testing.fault_kit.peer import BasePeer
-from retinue.testing.wait_conditions import wait_until
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 HOST = "127.0.0.1"
 SECRETS = {"password": "open sesame", "account_password": "sésame"}
@@ -26,7 +26,16 @@ class _Secrets(BasePeer):
 
 
 def make_irc_connector(folder: Path, port: int, **settings: Any) -> IrcConnector:
-    own = IrcSettings(**{"host": HOST, "port": port, "tls": False, "nick": "retinue", "flood_lines": 1000, **settings})
+    known: dict[str, Any] = {
+        "host": HOST,
+        "port": port,
+        "tls": False,
+        "nick": "retinue",
+        "flood_lines": 1000,
+        # The clock shortens this pause too, and a busy IRC server must have time to answer a ping.
+        "answer_timeout_s": WAIT_LIMIT_S * SPEEDUP,
+    }
+    own = IrcSettings(**{**known, **settings})
     made = PLATFORM.make_connector(own, build_context(folder, _Secrets()))  # type: ignore[arg-type]
     assert isinstance(made, IrcConnector)
     return made

@@ -27,7 +27,7 @@ AFTER_PLATFORM_SEND = "deliver.after:1"  # the platform has the message, and the
 _SERVER = """
 [server]
 zone = "UTC"
-drain_s = 5.0
+drain_s = 60.0
 
 [providers.mock]
 url = "{model}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -23,10 +24,23 @@ CHAT = {"id": 42, "type": "private", "first_name": "Maria"}
 
 
 def install_peer() -> Path:
-    """Return the folder of the server, after `npm ci` if its lock file has changed."""
+    """Return the folder of the server, after `npm ci` if its lock file has changed.
+
+    Test processes that run in parallel take turns: `npm ci` first removes what another one has installed.
+    """
+    folder = os.open(PEER_DIRECTORY, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _install_if_changed()
+    finally:
+        os.close(folder)
+    return PEER_DIRECTORY
+
+
+def _install_if_changed() -> None:
     done = PEER_DIRECTORY / "node_modules" / ".package-lock.json"
     if done.exists() and done.stat().st_mtime >= (PEER_DIRECTORY / "package-lock.json").stat().st_mtime:
-        return PEER_DIRECTORY
+        return
     npm = shutil.which("npm")
     if npm is None:
         pytest.fail("npm is missing: install Node.js 20 or newer (Debian: apt install nodejs npm)")
@@ -42,7 +56,6 @@ def install_peer() -> Path:
     if made.returncode:
         pytest.fail(f"cd {PEER_DIRECTORY} && npm ci --ignore-scripts failed:\n{made.stderr[-2000:]}")
     done.touch()
-    return PEER_DIRECTORY
 
 
 @contextmanager

@@ -186,8 +186,10 @@ default_agent = "ada"
 kind = "off"
 [hooks]
 enabled = true
+timeout_s = 60.0
 [speech]
 mode = "inbound"
+timeout_s = 60.0
 [speech.speakers.copy]
 command = ["/bin/cp", "{input}", "{output}"]
 [speech.listeners.cat]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from retinue.store.core.tables import envelopes as envelope_table
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.scripted_model import text_reply
 from retinue.testing.telegram_html_parser import utf16_length
 from retinue.testing.telegram_server import TOKEN, TelegramFault, TelegramServer
 
@@ -66,12 +68,14 @@ async def test_a_telegram_message_is_answered_in_the_same_chat(
 async def test_a_telegram_message_accepted_before_a_crash_is_answered_once_after_the_crash(
     instance: LocalInstance, telegram: TelegramServer
 ) -> None:
+    instance.model.rule = lambda _prompt: text_reply("", once=asyncio.Event().wait)  # no reply before the crash
     async with instance.run() as server:
         telegram.person_sends("What is on today?")
         await wait_for_envelopes(server, 1)
         server.crash()
     telegram.person_sends("And tomorrow?")
 
+    instance.model.rule = None
     instance.model.will_reply("Lunch with Noor.", "Nothing.")
     async with instance.run() as server:
         await wait_until_true(lambda: len(telegram.list_bot_messages()) == 2)

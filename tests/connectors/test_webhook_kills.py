@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -22,6 +23,7 @@ platform = "webhook"
 secret_file = "{home}/ci-secret"
 url = "URL"
 private_hosts = ["HOST"]
+timeout_s = 60.0
 
 [connectors.quiet]
 platform = "webhook"
@@ -122,10 +124,13 @@ async def test_a_long_answer_to_a_webhook_request_is_posted_in_one_request(
 async def test_a_killed_server_answers_every_webhook_request_with_a_stable_webhook_id(
     server: ServerWithProvider, receiver: WebhookReceiver
 ) -> None:
+    started = asyncio.Event()
+    server.replies["ask-accepted"] = says("An answer to ask-accepted.", held=started)
     await server.reopen(crash_point=AFTER_ACCEPT)
     assert await post(server, "Are you there, ask-accepted?", id_="accepted") == 0  # it may be stored or not
     await server.wait_until_crashed()
     await server.open(crash_point=AFTER_PLATFORM_SEND)
+    started.set()  # only now, because the server crashes as soon as it has sent the answer
     assert await post(server, "Are you there, ask-accepted?", id_="accepted") in (202, 0)  # so it is sent again
     await server.wait_until_crashed()
     await server.open()
