@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from retinue.testing.wait_conditions import wait_until
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 PATIENCE_S = 60.0
+_sleep_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,11 @@ def write_attempts_script(grounds: SandboxDirectories, facts: dict[str, object],
     facts_file = grounds.workspace / f"{name}.json"
     facts_file.write_text(json.dumps(facts))
     return [PYTHON, "-I", str(script), str(facts_file)]
+
+
+def unique_sleep_time() -> str:
+    """Return a time for `sleep` that no other process of this machine sleeps for, such as another test run."""
+    return f"600.{os.getpid()}{next(_sleep_numbers):04}"
 
 
 def find_sleep_processes(argument: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from sandbox.support import (
     make_sandbox_directories,
     run,
     shell,
+    unique_sleep_time,
     until,
 )
 
@@ -234,34 +236,37 @@ async def test_a_sandboxed_command_does_not_inherit_ignored_or_blocked_signals_o
 async def test_killing_a_sandboxed_command_ends_all_processes_that_it_started(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, kind: str
 ) -> None:
-    script = "setsid sleep 93.1 & (sleep 93.1 & ) & nohup sleep 93.1 >/dev/null 2>&1 & echo up; sleep 93.1"
+    time = unique_sleep_time()
+    script = f"setsid sleep {time} & (sleep {time} & ) & nohup sleep {time} >/dev/null 2>&1 & echo up; sleep {time}"
     child = await (HostSandbox() if kind == "host" else sandbox).start(["/bin/sh", "-c", script], grounds.confinement())
     await _read_until(child.read, b"up")
-    await until(lambda: len(find_sleep_processes("93.1")) == 4)
+    await until(lambda: len(find_sleep_processes(time)) == 4)
     await child.kill()
     exit_status = await child.wait()
     assert (exit_status.code, exit_status.because) == (None, "it was stopped")
-    await until(lambda: not find_sleep_processes("93.1"))
+    await until(lambda: not find_sleep_processes(time))
     await child.kill()  # a second kill does no harm
 
 
 async def test_background_processes_end_with_their_command_in_bubblewrap(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
-    output = await shell(sandbox, "setsid sleep 94.2 >/dev/null 2>&1 & echo over", grounds.confinement())
+    time = unique_sleep_time()
+    output = await shell(sandbox, f"setsid sleep {time} >/dev/null 2>&1 & echo over", grounds.confinement())
     assert output.text == "over\n"
-    await until(lambda: not find_sleep_processes("94.2"))
+    await until(lambda: not find_sleep_processes(time))
 
 
 async def test_a_command_in_bubblewrap_ends_when_the_server_is_killed(grounds: SandboxDirectories) -> None:
     """However the server ends: nothing else would end its commands."""
+    time = unique_sleep_time()
     script = (
         "import asyncio, os, signal\nfrom pathlib import Path\n"
         "from retinue.sandbox.bubblewrap import BubblewrapSandbox\nfrom retinue.sandbox.base import Confinement\n"
         "async def main():\n"
         f" w = Path({str(grounds.workspace)!r})\n"
         f" s = BubblewrapSandbox(folder=Path({str(grounds.state / 'other')!r}))\n"
-        " script = 'echo up; setsid sleep 95.3 & sleep 95.3'\n"
+        f" script = 'echo up; setsid sleep {time} & sleep {time}'\n"
         " c = await s.start(['/bin/sh', '-c', script], Confinement(folder=w, writable=(w,)))\n"
         " await c.read()\n"
         " os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -269,7 +274,7 @@ async def test_a_command_in_bubblewrap_ends_when_the_server_is_killed(grounds: S
     )
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env={"PYTHONPATH": str(SOURCE)})
     assert await server.wait() == -9
-    await until(lambda: not find_sleep_processes("95.3"))
+    await until(lambda: not find_sleep_processes(time))
 
 
 @pytest.mark.parametrize(
@@ -298,14 +303,14 @@ def test_commands_in_bubblewrap_run_on_every_event_loop_and_leave_no_open_descri
             assert (await run(sandbox, ["/bin/echo", "hi"], grounds.confinement(), pty=pty)).text.strip() == "hi"
         assert (await run(sandbox, ["/bin/echo", "hi"], networked)).text == "hi\n"
         await asyncio.sleep(0.1)  # sleep: files that are still open then only raise the limit
-        before = len(os.listdir("/proc/self/fd"))
+        before, zombies_before = len(os.listdir("/proc/self/fd")), _zombies()
         for _ in range(4):
             await asyncio.gather(*(run(sandbox, ["/bin/echo", "hi"], grounds.confinement()) for _ in range(10)))
         await asyncio.gather(*(run(sandbox, ["/bin/echo", "hi"], networked) for _ in range(3)))
         for _ in range(3):
             with pytest.raises(SandboxFailed):
                 await sandbox.start(["/bin/echo"], grounds.confinement(folder=Path("/nowhere")))
-        await until(lambda: len(os.listdir("/proc/self/fd")) <= before and not _zombies())
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before and _zombies() <= zombies_before)
 
     if loop == "uvloop":
         uvloop.run(run_many_commands())
@@ -313,9 +318,13 @@ def test_commands_in_bubblewrap_run_on_every_event_loop_and_leave_no_open_descri
         asyncio.run(run_many_commands())
 
 
-def _zombies() -> list[str]:
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return [pid for pid in children if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()]
+def _zombies() -> set[str]:
+    found: set[str] = set()
+    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        with contextlib.suppress(OSError):  # another thread may wait for it now
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                found.add(pid)
+    return found
 
 
 # Fail closed
@@ -519,7 +528,8 @@ asyncio.run(main())
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     source = folder / "src"
-    subprocess.run(["cp", "-r", str(SOURCE), str(source)], check=True)
+    # Other processes may be writing bytecode.
+    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
     for needed in (msgspec, cronsim):
         subprocess.run(["cp", "-r", str(Path(str(needed.__file__)).parent), str(source)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(source)], check=True)

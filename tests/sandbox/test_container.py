@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox.support import PYTHON, SandboxDirectories, find_sleep_processes, make_sandbox_directories, run, until
+from sandbox.support import (
+    PYTHON,
+    SandboxDirectories,
+    find_sleep_processes,
+    make_sandbox_directories,
+    run,
+    unique_sleep_time,
+    until,
+)
 
 from retinue.config.sandbox import DockerSettings
 from retinue.domain.structs import replace
@@ -278,12 +286,13 @@ async def test_a_command_with_network_rules_is_refused_in_a_container(harbour: D
 async def test_killing_a_command_in_a_container_ends_its_processes(harbour: DockerSetup) -> None:
     container_pool = harbour.container_pool()
     box = container_pool.for_scope("shared")
-    script = "setsid sleep 92.7 & sleep 92.7"
+    time = unique_sleep_time()
+    script = f"setsid sleep {time} & sleep {time}"
     child = await box.start(["/bin/sh", "-c", script], harbour.grounds.confinement())
-    await until(lambda: len(find_sleep_processes("92.7")) == 2)
+    await until(lambda: len(find_sleep_processes(time)) == 2)
     await child.kill()
     await container_pool.wait_for_kills()
-    await until(lambda: not find_sleep_processes("92.7"))
+    await until(lambda: not find_sleep_processes(time))
 
 
 @pytest.mark.parametrize("missing", ["engine", "image", "protection"])

@@ -26,6 +26,7 @@ from sandbox.support import (
 )
 
 from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.testing.wait_conditions import wait_until_sync
 
 # Without a sandbox, they succeed only for root.
 SUCCEEDS_ONLY_FOR_ROOT = frozenset(
@@ -101,14 +102,15 @@ def _run_all_attempts(grounds: SandboxDirectories, facts: dict[str, object]) -> 
     without = asyncio.run(_run_attempts(unfiltered, commands["unfiltered"], grounds))
     privileged_unfiltered = _remove_left_files(grounds.workspace)
     bare = subprocess.run(commands["bare"], capture_output=True, text=True, close_fds=False, timeout=60, check=True)
+    bare_results = json.loads(bare.stdout)
+    if bare_results[CHECKED_FROM_OUTSIDE] == "done":
+        wait_until_sync(lambda: find_sleep_processes(lasting["bare"]), "the process that was left sleeps")
     left = find_sleep_processes(lasting["bare"])
     for pid in left:
         os.kill(pid, 9)
     _remove_left_files(grounds.workspace)
     outlived = find_sleep_processes(lasting["inside"])
-    return AttemptResults(
-        inside, json.loads(bare.stdout), without, outlived, left, privileged_inside, privileged_unfiltered
-    )
+    return AttemptResults(inside, bare_results, without, outlived, left, privileged_inside, privileged_unfiltered)
 
 
 def _remove_left_files(workspace: Path) -> list[str]:

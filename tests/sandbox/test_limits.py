@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sandbox.support import PATIENCE_S, PYTHON, descendants, find_sleep_processes, run, shell, until
+from sandbox.support import (
+    PATIENCE_S,
+    PYTHON,
+    descendants,
+    find_sleep_processes,
+    run,
+    shell,
+    unique_sleep_time,
+    until,
+)
 
 from retinue.domain.structs import replace
 from retinue.sandbox.base import MIB, Confinement, ResourceLimits, Sandbox
@@ -137,7 +146,8 @@ time.sleep(300)
 async def test_processes_in_the_sandbox_that_fork_forever_end_when_the_command_is_killed(folder: Path) -> None:
     sandbox = BubblewrapSandbox(folder=folder)
     command = [PYTHON, "-I", "-S", "-c", FORK_FOREVER]
-    child = await sandbox.start(command, _make_confinement(folder, replace(WIDE_LIMITS, processes=64)))
+    # Processes that have ended count until they are reaped: on a busy machine, these are hundreds.
+    child = await sandbox.start(command, _make_confinement(folder, replace(WIDE_LIMITS, processes=2_000)))
     await until(lambda: len(descendants(child.pid)) > 20)
     await child.kill()
     assert (await child.wait()).code is None
@@ -191,11 +201,12 @@ async def test_a_sandboxed_command_is_ended_at_its_output_limit_and_its_output_s
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
 async def test_a_sandboxed_command_is_ended_at_its_time_limit_with_all_its_processes(folder: Path, kind: str) -> None:
     sandbox = HostSandbox() if kind == "host" else BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
+    time = unique_sleep_time()
     output = await shell(
-        sandbox, "setsid sleep 97.531 & sleep 97.531", _make_confinement(folder, replace(WIDE_LIMITS, seconds=0.5))
+        sandbox, f"setsid sleep {time} & sleep {time}", _make_confinement(folder, replace(WIDE_LIMITS, seconds=0.5))
     )
     assert output.exit_status.because == "it took longer than 0.5 s"
-    await until(lambda: not find_sleep_processes("97.531"))
+    await until(lambda: not find_sleep_processes(time))
     output = await shell(sandbox, "sleep 0.1; echo over", _make_confinement(folder, WIDE_LIMITS))
     assert output.text == "over\n"
 

@@ -31,15 +31,16 @@ class WebServer:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
+            number = len(self.requests)
             self.requests.append(head)
             for line in head.split(b"\r\n"):
                 if line.lower().startswith(b"content-length:"):
-                    self.requests[-1] += await reader.readexactly(int(line.partition(b":")[2]))
+                    self.requests[number] += await reader.readexactly(int(line.partition(b":")[2]))
             writer.write(ANSWER)
             await writer.drain()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.3):  # time limit: bytes that must not arrive cause no event
-                    self.requests[-1] += await reader.read(1000)
+                    self.requests[number] += await reader.read(1000)
 
 
 @contextlib.asynccontextmanager

@@ -595,6 +595,10 @@ async def pids_in_log(setup: ToolSetup) -> list[int]:
     return await until(lambda: logged_pids() if len(logged_pids()) == 2 else None)
 
 
+async def no_command_runs(setup: ToolSetup) -> bool:
+    return not any(each.is_running for each in await setup.written())
+
+
 @pytest.mark.spec("C58")
 async def test_stopping_a_run_ends_its_foreground_exec_command(host_setup: ToolSetup) -> None:
     running = asyncio.create_task(host_setup.run(write_family_script(host_setup)))
@@ -605,8 +609,8 @@ async def test_stopping_a_run_ends_its_foreground_exec_command(host_setup: ToolS
         await running
 
     await until(lambda: not any(map(is_alive, pids)))
+    await wait_until(partial(no_command_runs, host_setup), "no command runs")
     assert await host_setup.reported() == []
-    assert all(not each.is_running for each in await host_setup.written())
 
 
 async def test_stopping_a_run_while_its_exec_command_starts_leaves_no_process(host_setup: ToolSetup) -> None:
@@ -621,11 +625,7 @@ async def test_stopping_a_run_while_its_exec_command_starts_leaves_no_process(ho
     [child] = await until(lambda: slow.children)
 
     await until(lambda: not is_alive(child.pid))
-
-    async def no_command_runs() -> bool:
-        return not any(each.is_running for each in await host_setup.written())
-
-    await wait_until(no_command_runs, "no command runs")
+    await wait_until(partial(no_command_runs, host_setup), "no command runs")
     assert await host_setup.reported() == []
 
 
@@ -639,10 +639,11 @@ async def test_closing_the_server_ends_all_exec_commands_and_the_next_start_repo
         pids = await pids_in_log(setup)
         foreground = asyncio.create_task(setup.run("sleep 600"))
 
-        async def both_commands_are_stored() -> bool:
-            return len(await setup.written()) == 2
+        async def both_commands_run() -> bool:
+            written = await setup.written()
+            return len(written) == 2 and all(setup.jobs.find_running(each.id) for each in written)
 
-        await wait_until(both_commands_are_stored, "both commands are written down")
+        await wait_until(both_commands_run, "both commands are written down and watched")
         assert all(map(is_alive, pids))
         await setup.jobs.close()
 
@@ -656,6 +657,22 @@ async def test_closing_the_server_ends_all_exec_commands_and_the_next_start_repo
         async with open_shell_tools(tmp_path) as setup:
             [envelope] = await setup.reported()
             assert "the server was stopped" in envelope.text
+
+
+async def test_closing_the_server_ends_an_exec_command_that_is_starting(tmp_path: Path) -> None:
+    async with open_shell_tools(tmp_path) as setup:
+        setup.policy = ON_HOST
+        slow = setup.sandbox = DelayedSandbox(HostSandbox())
+        foreground = asyncio.create_task(setup.run("sleep 600"))
+        await slow.asked.wait()
+        closing = asyncio.create_task(setup.jobs.close())
+        await asyncio.sleep(0)  # it now waits for the command that is starting
+        slow.released.set()
+        await closing
+
+        [child] = slow.children
+        assert not is_alive(child.pid)
+        assert "the server was stopped" in (await foreground).text
 
 
 # Limits
@@ -686,12 +703,11 @@ async def test_an_ended_background_exec_command_is_kept_for_half_an_hour(setup: 
     assert "hi" in (await setup.call_process("log", id_)).text
     await setup.clock.advance(200)
 
-    async def no_command_is_kept() -> bool:
-        return not await setup.written()
+    async def nothing_is_kept() -> bool:
+        return not await setup.written() and list((setup.folder / "logs").iterdir()) == []
 
-    await wait_until(no_command_is_kept, "nothing is kept any more")
+    await wait_until(nothing_is_kept, "neither the command nor its log is kept any more")
 
-    assert list((setup.folder / "logs").iterdir()) == []
     with pytest.raises(ToolFailed, match=r"process\.not_found"):
         await setup.call_process("log", id_)
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tools.file_tools import ToolSetup, open_file_tools
 
 from retinue.domain.tool import RESULT_CHARS_MAX
+from retinue.testing.wait_conditions import wait_until_sync
 from retinue.tools.files import atomic_write, build_file_tools, find_tool, read_tool
 from retinue.tools.files.globs import parse as parse_glob
 from retinue.tools.files.text_edits import EditedText, TextEdit, apply_edits
@@ -285,8 +286,14 @@ async def test_an_edit_of_a_file_changed_in_the_meantime_is_refused(
     file.write_text("old and theirs")
     real_change = apply_edits
 
-    def slowly(*args: object, **named: object) -> object:
+    def change_file() -> bool:
         file.write_text("old and THEIRS")
+        return file.stat().st_ctime_ns != before
+
+    before = file.stat().st_ctime_ns
+
+    def slowly(*args: object, **named: object) -> object:
+        wait_until_sync(change_file, "the file has a new ctime, which some systems set in steps of milliseconds")
         return real_change(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr("retinue.tools.files.edit_tool.apply_edits", slowly)

@@ -176,7 +176,13 @@ async def test_only_files_changed_by_an_untrusted_command_become_untrusted(real_
     assert await read_trust(setup, "new") is Trust.PRIVATE
     await setup.call("edit", path="new", old="mine", new="still mine")
     assert await read_trust(setup, "new") is Trust.PRIVATE
-    (setup.work / "new").write_text("changed behind our back")
+    before = file_trust.ctime_ms((setup.work / "new").stat())
+
+    def change_behind_our_back() -> bool:
+        (setup.work / "new").write_text("changed behind our back")
+        return file_trust.ctime_ms((setup.work / "new").stat()) != before
+
+    await asyncio.to_thread(wait_until_sync, change_behind_our_back, "the file has a new ctime in milliseconds")
     assert await read_trust(setup, "new") is Trust.UNTRUSTED
 
 

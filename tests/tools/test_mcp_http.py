@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.subscriptions import InMemorySubscriptionBus, ServerEvent
 from tools.fake_mcp_servers import HttpMcpServer, json_rpc_message, open_mcp_servers, served, until
 
 from retinue.config.mcp import McpServerSettings
@@ -17,8 +19,19 @@ from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.server_status import McpConnectionState
 
 
+class CountingBus(InMemorySubscriptionBus):
+    """Counts the subscriptions: a change before the first one reaches no client."""
+
+    subscription_count = 0
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        self.subscription_count += 1
+        return super().subscribe(listener)
+
+
 async def test_a_real_mcp_server_over_http_is_used_and_its_tool_changes_are_noticed(tmp_path: Path) -> None:
-    server = MCPServer("far")
+    bus = CountingBus()
+    server = MCPServer("far", subscriptions=bus)
 
     @server.tool()
     def double(n: int) -> int:
@@ -37,6 +50,7 @@ async def test_a_real_mcp_server_over_http_is_used_and_its_tool_changes_are_noti
     async with served(app) as url, open_mcp_servers(tmp_path, {"far": McpServerSettings(url=f"{url}/mcp")}) as made:
         await made.approve("far")
         assert "6" in unwrap_untrusted((await made.call("mcp_far_double", n=3)).text)
+        await until(lambda: bus.subscription_count)
         assert "grown" in (await made.call("mcp_far_grow")).text
         await made.until("far", McpConnectionState.WAITING)
         assert made.names() == []
@@ -140,4 +154,4 @@ async def test_an_mcp_server_that_hangs_at_the_end_of_its_session_is_left(tmp_pa
     async with served(site) as url:
         async with open_mcp_servers(tmp_path, {"far": McpServerSettings(url=url)}) as made:
             await made.until("far", McpConnectionState.WAITING)
-        assert site.delete_requests == ["DELETE"]
+        await until(lambda: site.delete_requests == ["DELETE"])

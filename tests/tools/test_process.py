@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.shell_tools import ON_HOST, OTHER_SESSION, ToolSetup, is_alive, open_shell_tools
+from tools.shell_tools import ON_HOST, OTHER_SESSION, ToolSetup, is_alive, open_shell_tools, until
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
@@ -149,8 +149,9 @@ async def test_process_write_sends_input_until_eof(setup: ToolSetup) -> None:
 
 @pytest.mark.spec("C59")
 async def test_process_send_keys_reaches_a_terminal(setup: ToolSetup) -> None:
+    # Not `read` instead of `sleep`: a signal just before it waits for input would be handled only after that input.
     id_ = await setup.background(
-        "trap 'echo interrupted; exit 9' INT; echo ready; while :; do read line; done", pty=True
+        "trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.02; done", pty=True
     )
     await setup.wait_for_output(id_, "ready")
     await setup.call_process("send_keys", id_, keys=["C-c"])
@@ -226,7 +227,7 @@ async def test_process_kill_ends_a_command_with_its_children(setup: ToolSetup) -
     assert all(map(is_alive, pids))
     await setup.call_process("kill", id_)
 
-    assert not any(map(is_alive, pids))
+    await until(lambda: not any(map(is_alive, pids)))  # its children were killed, and may still be exiting
     with pytest.raises(ToolFailed, match=r"process\.ended"):
         await setup.call_process("kill", id_)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import itertools
+import socket
 import ssl
 import subprocess
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -321,9 +323,11 @@ async def test_a_guarded_web_request_to_an_unknown_host_or_closed_port_fails_wit
 
 
 @pytest.fixture
-async def unused() -> int:
-    async with site() as gone:
-        return gone.port
+def unused() -> Iterator[int]:
+    """A port at which nothing listens. It stays bound, so that no other process can listen there."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 async def test_a_guarded_web_request_neither_keeps_nor_sends_cookies() -> None:

@@ -24,7 +24,7 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.text.redaction import Redactor
 from retinue.text.untrusted_wrapper import WARNING, is_wrapped, unwrap_untrusted
 from retinue.tools.base import ToolFailed, ToolOutput
-from retinue.tools.web import page_text
+from retinue.tools.web import page_text, text_extraction
 from retinue.tools.web.fetch_tool import ERROR_CHARS_MAX, FETCH_CHARS_MAX, FetchArguments, WebFetchTool
 from retinue.tools.web.page_cache import CACHE_TTL_S, TtlCache
 from retinue.tools.web.url_guard import WebRefused
@@ -41,6 +41,12 @@ ARTICLE = f"""<!doctype html><html lang="en"><head><title>Kettles &amp; Pots</ti
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+@pytest.fixture(autouse=True)
+def _patient_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first extraction also imports trafilatura, which takes long on a busy machine."""
+    monkeypatch.setattr(text_extraction, "EXTRACT_TIMEOUT_S", 120.0)
 
 
 def make_fetch_tool(
