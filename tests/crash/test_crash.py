@@ -141,7 +141,7 @@ RUNS_OF_ADA = "SELECT id FROM runs WHERE agent = 'ada'"  # the schedules write e
 
 async def run_takeover_trial(folder: Path, *, bugs: str, expected_finding: FindingKind | None = None) -> CrashVerdict:
     """Pause a worker in the middle of a run, let another take the run over and finish it, then resume the first one."""
-    sender_profile = SenderProfile(recipient="agent:ada", action_weights={ScriptAction.VARIABLE: 1}, delay_s=2.0)
+    sender_profile = SenderProfile(recipient="agent:ada", action_weights={ScriptAction.VARIABLE: 1}, delay_s=4.0)
     both = f"lock-not-held{bugs}"
     # No schedules: a schedule that fires just before the kill would need a third worker.
     trial_context = open_trial(folder, seed=1, habits=[sender_profile], envelopes_max=1, bugs=both, has_schedules=False)
@@ -182,7 +182,10 @@ async def pause_between_commits(trial: CrashTrial, server: ServerProcess) -> Non
 
 def is_process_stopped(pid: int) -> bool:
     """A signal takes effect a little later than it is sent, separately in each thread."""
-    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    try:
+        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):  # a thread has just ended
+        return False
     return set(states) == {"T"}
 
 

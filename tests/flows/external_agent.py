@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 from flows.tools_instance import ADA, ScriptedServer, open_scripted_server
 
@@ -169,7 +170,10 @@ def rex(fake_agent: FakeExternalAgent, **more: Any) -> Agent:
 async def open_server_with(
     root: Path, fake_agent: FakeExternalAgent, *, staff: Sequence[Agent] = (), config: str = "", **more: Any
 ) -> AsyncGenerator[ScriptedServer]:
-    """Run a server with its API on loopback and `rex` among its agents."""
+    """Run a server with its API on loopback and `rex` among its agents.
+
+    A request to `rex` may take `WAIT_LIMIT_S`, so that a busy machine does not repeat it.
+    """
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -178,15 +182,17 @@ async def open_server_with(
     host = fake_agent.url.removeprefix("http://").partition("/")[0]
     settings = f'[external]\ncallback_url = "http://127.0.0.1:{port}"\nprivate_hosts = ["{host}"]\n{config}'
     try:
-        async with (
-            open_scripted_server(
-                root,
-                staff=(*staff, rex(fake_agent, **more)) if staff else (ADA, rex(fake_agent, **more)),
-                config=settings,
-            ) as server,
-            _serve_api(server, listener),
-        ):
-            yield server
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("retinue.outbox.external_agent_delivery.ATTEMPT_S", WAIT_LIMIT_S)
+            async with (
+                open_scripted_server(
+                    root,
+                    staff=(*staff, rex(fake_agent, **more)) if staff else (ADA, rex(fake_agent, **more)),
+                    config=settings,
+                ) as server,
+                _serve_api(server, listener),
+            ):
+                yield server
     finally:
         listener.close()
         os.environ.pop(KEY_NAME, None)

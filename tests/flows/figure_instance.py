@@ -116,6 +116,15 @@ class FigureServer:
         sql = "SELECT a.* FROM outcomes o JOIN envelopes a ON a.id = o.answer WHERE o.envelope = ?"
         return (await self.wait_for_rows(sql, envelope))[0]
 
+    async def rest(self) -> None:
+        """Wait until every envelope is done."""
+        unfinished = "SELECT id, text FROM envelopes WHERE status <> 'done'"
+        await wait_until(
+            lambda: not self.rows(unfinished),
+            "every envelope is done",
+            describe=lambda: [tuple(row) for row in self.rows(unfinished)],
+        )
+
     async def told(self, words: str) -> Any:
         """Wait for an envelope to the owner that contains these words."""
         sql = "SELECT * FROM envelopes WHERE recipient = 'person:owner' AND text LIKE ? ORDER BY seq"

@@ -313,6 +313,8 @@ async def test_a_failed_run_on_an_agent_message_is_reported_to_the_person_or_els
         assert (notice.session, notice.silent) == (session, True)
         await server.turn("Hello, bo.", "Hello.", to="agent:bo")
         found = agent_message_call(strategy="most-recent-foreground")
-        await server.turn("Tell.", found, "Told.", ScriptedReply(fails="no such model"), origin="person:owner/a")
+        fails = ScriptedReply(fails="no such model", once=server.once_sent_to("They know."))
+        server.model.rule = scripted_rule({"Tell.": [found, "They know."], "The shop is closed.": [fails]})
+        await server.turn("Tell.", origin="person:owner/a")
         assert "no such model" in (await list_texts_to(server))[-1]
         await assert_ledger_is_ok(server)

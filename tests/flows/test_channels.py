@@ -124,7 +124,7 @@ async def test_a_channel_message_is_answered_once_wherever_the_server_crashes(
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=True)
     said = await crash_during_conversation(instance, connector, point)
-    async with instance.run() as server, advancing_clock(instance):
+    async with instance.run() as server, advancing_clock(server):
         assert await said.confirmed is not None
         await wait_until_all_settled(server)
 
@@ -137,7 +137,7 @@ async def test_an_answer_to_a_channel_that_cannot_be_resent_is_never_duplicated_
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     await crash_during_conversation(instance, connector, point)
-    async with instance.run() as server, advancing_clock(instance):
+    async with instance.run() as server, advancing_clock(server):
         await wait_until_all_settled(server)
         dead_letters = await server.store.scan(partial(load_dead_letters, limit=10))
         if point in UNKNOWN_DELIVERY_POINTS:

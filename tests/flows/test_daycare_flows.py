@@ -17,9 +17,16 @@ from flows.figure_instance import FigureServer, start_figures, tool_call_line
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FigureServer]:
+def running_figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FigureServer]:
     with start_figures(tmp_path_factory.mktemp("figures")) as opened:
         yield opened
+
+
+@pytest.fixture
+async def figures(running_figures: FigureServer) -> FigureServer:
+    """The server at rest: a run that an earlier test left would make its conversation the most recent one."""
+    await running_figures.rest()
+    return running_figures
 
 
 async def test_the_daycare_message_flow_processes_the_messages_of_one_conversation_in_order(

@@ -12,13 +12,14 @@ import pytest
 from flows.team_instance import assert_ledger_is_ok, list_envelopes_of_kind, list_texts_to, outcome, scripted_rule
 from flows.tools_instance import ADA, BO, ScriptedServer, open_scripted_server
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Envelope, EnvelopeKind, Outcome
 from retinue.domain.event import EventKind
 from retinue.domain.record import Reply
 from retinue.domain.structs import replace
 from retinue.store.core import events
-from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
+from retinue.testing.scripted_model import ScriptedModel, ScriptedReply, text_reply, tool_call_reply
 
 CY = Agent(name="cy", model="scripted")
 
@@ -86,11 +87,11 @@ async def test_the_answer_of_an_async_delegation_starts_one_turn_even_after_a_re
         )
         receipt = await server.post("Ask bo.")
         await server.once_model_reads("Count the chairs.")()
+        await server.once_sent_to("I asked bo.")()
         await server.server.engine.stop(drain_s=0)
-    async with open_scripted_server(tmp_path) as server:
-        server.model.rule = scripted_rule(
-            {"Count the chairs.": ["Three chairs."], "Three chairs.": ["Bo says: three."]}
-        )
+    # The run continues while the server starts, so the model has its rule before.
+    rule = scripted_rule({"Count the chairs.": ["Three chairs."], "Three chairs.": ["Bo says: three."]})
+    async with open_scripted_server(tmp_path, model=ScriptedModel(RealClock(), rule=rule)) as server:
         await server.rest()
         assert await count_runs(server, receipt.session) == 2
         assert (await list_texts_to(server))[-1] == "Bo says: three."

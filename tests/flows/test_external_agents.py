@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from asyncio.subprocess import DEVNULL
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from retinue.store.envelopes import envelopes
 from retinue.store.ledger import ledger
 from retinue.store.runs import delegations, runs
 from retinue.testing.free_ports import free_port
+from retinue.testing.loop_time import skip_loop_time
 from retinue.testing.scripted_model import tool_call_reply
-from retinue.testing.wait_conditions import wait_until
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 REX = "agent:rex"
+ANSWER_LIMIT_S = 100.0  # shorter than a request may take, so that skipping it ends no request
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "external-agents.md"
 
 
@@ -47,6 +50,14 @@ async def outcome(server: ScriptedServer, envelope: str) -> Outcome | None:
 async def wait_until_ready(server: ScriptedServer, ready: Any) -> None:
     await wait_until(ready, "the condition is met")
     await server.rest()
+
+
+def skip_time(server: ScriptedServer, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock of the server forward, and end every sleep and timeout that is due by then."""
+    clock = server.server.services.clock
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=seconds))
+    skip_loop_time(seconds)
 
 
 async def assert_ledger_is_ok(server: ScriptedServer) -> None:
@@ -131,27 +142,30 @@ async def test_a_message_to_an_external_agent_is_abandoned_after_the_configured_
 
 
 @pytest.mark.spec("A33")
-async def test_a_request_to_an_external_agent_that_times_out_is_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("retinue.outbox.external_agent_delivery.ATTEMPT_S", 0.2)
+async def test_a_request_to_an_external_agent_that_times_out_is_retried(tmp_path: Path) -> None:
     async with run_external_agent() as fake_agent, open_server_with(tmp_path, fake_agent) as server:
         fake_agent.statuses.append(None)
         await server.post("Hello?", to=REX)
+        await fake_agent.received_envelope()
+        skip_loop_time(WAIT_LIMIT_S)  # the limit of a request
         await fake_agent.answer(await fake_agent.received_envelope(2), "Here I am.")
         await server.rest()
         assert await list_texts_to(server) == ["Here I am."]
 
 
 async def test_a_message_to_an_external_agent_without_an_answer_fails_once_and_a_late_answer_arrives(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with run_external_agent() as fake_agent, open_server_with(tmp_path, fake_agent, timeout_s=2.0) as server:
+    async with (
+        run_external_agent() as fake_agent,
+        open_server_with(tmp_path, fake_agent, timeout_s=ANSWER_LIMIT_S) as server,
+    ):
         receipt = await server.post("Hello?", to=REX)
         received_envelope = await fake_agent.received_envelope()
+        skip_time(server, ANSWER_LIMIT_S, monkeypatch)
         await wait_until_ready(server, partial(list_texts_to, server))
         [text] = await list_texts_to(server)
-        assert "no answer came within 2 seconds" in text
+        assert "no answer came within 100 seconds" in text
         assert await outcome(server, receipt.envelope) is Outcome.DEAD
         callback_response = await fake_agent.answer(
             received_envelope, "Sorry, I was asleep.", request=received_envelope.id
@@ -393,17 +407,23 @@ async def test_an_async_delegation_to_an_external_agent_is_answered_by_a_message
 
 
 @pytest.mark.spec("A36")
-async def test_a_delegation_to_an_external_agent_without_an_answer_in_time_fails_once(tmp_path: Path) -> None:
-    async with run_external_agent() as fake_agent, open_server_with(tmp_path, fake_agent, timeout_s=2.0) as server:
+async def test_a_delegation_to_an_external_agent_without_an_answer_in_time_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        run_external_agent() as fake_agent,
+        open_server_with(tmp_path, fake_agent, timeout_s=ANSWER_LIMIT_S) as server,
+    ):
         ask = tool_call_reply("agents_message", agentId="rex", content="Any news?")
         server.model.will_reply(ask, "Rex is not there.")
         receipt = await server.post("Ask rex.")
         received_envelope = await fake_agent.received_envelope()
+        skip_time(server, ANSWER_LIMIT_S, monkeypatch)
         await wait_until_ready(server, partial(list_texts_to, server))
         assert await list_texts_to(server) == ["Rex is not there."]
         [result] = await server.results(receipt.session or "")
         assert result.failed
-        assert "no answer came within 2 seconds" in result.output
+        assert "no answer came within 100 seconds" in result.output
         # Too late for the call: the caller reads it with its next turn, and no run starts.
         await fake_agent.answer(received_envelope, "Delete everything.")
         await server.rest()

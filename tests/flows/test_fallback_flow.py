@@ -182,7 +182,7 @@ async def test_if_all_fallback_models_fail_one_message_lists_each_failure(three_
     three_providers.a.always(RATE_LIMITED)
     three_providers.b.always(error_answer(404, "not_found", type_="not_found_error"))
     three_providers.c.always(error_answer(403, "not for you"))
-    async with three_providers.instance.run() as server, advancing_clock(three_providers.instance):
+    async with three_providers.instance.run() as server, advancing_clock(server):
         settled = await server.wait_for_outcome((await server.send("hello")).envelope)
         assert await list_call_outcomes(server) == [
             ("a/m1", "rate_limit", "next_model"),
@@ -384,7 +384,7 @@ async def test_the_result_of_a_run_with_fallback_lists_its_status_model_usage_an
     async with operations_of(three_providers) as operations:
         plain = await send_and_show_run(operations)
         three_providers.a.add_replies(error_answer(500, "oops"), RATE_LIMITED)
-        async with advancing_clock(three_providers.instance):
+        async with advancing_clock(operations.server):
             over = await send_and_show_run(operations)
             for provider_server in (three_providers.a, three_providers.b, three_providers.c):
                 provider_server.always(error_answer(404, "gone"))
@@ -409,19 +409,10 @@ async def test_a_run_that_exceeds_its_time_limit_has_the_status_timeout(tmp_path
     slow = replace(ADA, run_seconds_max=20.0)
     async with run_three_providers(tmp_path, agents=(slow,), more="") as made:
         made.a.always(says("never", held=asyncio.Event()))
-        made.instance.settings = replace(
-            _settings(made),
-            models=replace(_settings(made).models, first_byte_timeout_s=30.0, stream_idle_timeout_s=30.0),
-        )
         async with operations_of(made) as operations, advancing_clock(made.instance):
             late = await send_and_show_run(operations)
     assert (late["status"], late["run_status"]) == ("timeout", "failed")
     assert late["error"].startswith("run.timed_out: the run took longer than 20 seconds")
-
-
-def _settings(made: ThreeProviders) -> Any:
-    assert made.instance.settings is not None
-    return made.instance.settings
 
 
 @pytest.mark.spec("C108")

@@ -135,12 +135,12 @@ async def test_in_block_mode_short_interim_replies_are_joined_and_precede_the_an
 async def test_in_block_mode_a_short_interim_reply_is_sent_after_the_idle_time(instance: LocalInstance) -> None:
     instance.reply_delivery = ReplyDelivery(stream=StreamMode.BLOCKS, block_idle_ms=1000)
     connector = add_fake_connector(instance)
-    instance.model.will_reply(text_with_call("Let me look."), text_reply("Lunch with Noor.", after_s=600.0))
+    instance.model.will_reply(text_with_call("Let me look."), text_reply("Lunch with Noor.", after_s=60.0))
     async with instance.run() as server:
         asked = await send_question(connector)
         await poll_until(lambda: len(instance.model.prompts) == 2, "the tool is called")
         assert connector.list_texts("42") == []
-        async with advancing_clock(instance):
+        async with advancing_clock(server):  # it waits for the store, so the reply comes long after this delivery
             await poll_until(lambda: connector.list_texts("42") == ["Let me look."], "the typing indicator has ended")
             await wait_until_delivered(server, asked)
 

@@ -134,7 +134,7 @@ async def test_a_failed_model_call_is_charged_only_if_it_may_have_cost_money(
     begun = Answer(body='data: {"choices": [{"index": 0, "delta": {"content": "Hal"}}]}\n\n', cut=True)
     provider_server.add_replies(error_answer(500, "oops"), begun, says("Hello.", input_tokens=50, output_tokens=5))
     instance = build_provider_instance(tmp_path, provider_server)
-    async with instance.run() as server, advancing_clock(instance):
+    async with instance.run() as server, advancing_clock(server):
         assert await send_and_wait_for_answer(server) == "Hello."
         refused, cut, replied = await calls_made(server)
         await assert_ledger_is_ok(server)

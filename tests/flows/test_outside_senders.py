@@ -365,15 +365,20 @@ async def test_an_outside_senders_command_that_overwrites_a_replaced_file_does_n
     async with run_server_with_default_profile(tmp_path) as server:
         await add_mia_and_gus(server)
         await server.turn("Hello.", "Hi.")
-        loop = f"until echo '{PLANTED_TEXT}' >> SOUL.md; do sleep 0.05; done 2>/dev/null; touch done"
+        wait = "touch begun; until [ -e go-on ]; do sleep 0.05; done"
+        loop = f"{wait}; until echo '{PLANTED_TEXT}' >> SOUL.md; do sleep 0.05; done 2>/dev/null; touch done"
         begin = tool_call_reply("exec", command=loop, background=True)
-        set_scripted_rule(server.model, {"Start.": [begin, "Begun."], "": ["Ok.", "Ok."]})
+        set_scripted_rule(server.model, {"Start.": [begin, "Begun."]})
         await server.turn("Start.", sender="person:mia")
-        server.model.rule = None
+        await wait_until((server.home() / "begun").exists, "the sandbox has mounted the file")
         await server.turn("Be kind.", tool_call_reply("write", path="SOUL.md", content="Be kind."), "Ok.")
         server.model.rule = lambda _prompt: text_reply("Ok.")
+        before = len(server.model.prompts)
+        # Only now: a change within the same millisecond as the owner's would not be noticed.
+        (server.home() / "go-on").touch()
         await wait_until((server.home() / "done").exists, "the command has written the file")
         assert PLANTED_TEXT in (server.home() / "SOUL.md").read_text()  # it could write, but the text is in no prompt
+        await wait_until(lambda: len(server.model.prompts) > before, "the model has read that the command has ended")
         await server.rest()
         server.model.rule = None
         assert PLANTED_TEXT not in await told(server)

@@ -263,7 +263,8 @@ async def test_a_pending_permission_request_survives_a_restart_or_expires_with_a
         instance.model.rule = follow_instruction
         with pytest.raises(Conflict) as raised:
             await operations.ask(OWNER, "approval.answer", id=late, allow=True)
-        assert raised.value.because == "it has expired"
+        # A server checks for expired approvals as soon as it starts, so the state may already be stored.
+        assert raised.value.because in ("it has expired", "it is expired by server")
         await instance.clock.advance(60)
         await operations.server.wait_for(
             lambda conn: conn.exec_driver_sql("SELECT count(*) FROM approvals WHERE state = 'expired'").scalar() == 1,

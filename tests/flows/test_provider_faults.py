@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Sequence
@@ -31,9 +32,11 @@ from flows.fake_provider import (
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import Reply
 from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.loop_time import skip_loop_time_on_increase
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
-SHORT_TIMEOUT_S = 0.3  # for a server that hangs
+SHORT_TIMEOUT_S = 0.3  # for a server that hangs after the beginning of its reply has arrived
+SKIPPED_TIMEOUT_S = 30.0  # for a server that hangs before: the test skips this time once the request has arrived
 LONG_TIMEOUT_S = 600.0  # for any other server: an answer may take long on a busy machine
 PARTIAL_STREAM = 'data: {"choices": [{"index": 0, "delta": {"content": "Hal"}}]}\n\n'
 RESPONSE_DATE = "Mon, 05 Jan 2026 09:00:00 GMT"
@@ -61,7 +64,7 @@ async def run_server_with_provider(
         if not passing:
             yield instance, server
             return
-        async with advancing_clock(instance):
+        async with advancing_clock(server):
             yield instance, server
 
 
@@ -163,7 +166,7 @@ FAULTS = {
         answer=Answer(hangs_before=True),
         code="model.timeout",
         sentence="mock did not reply in time",
-        because=f"it sent nothing for {SHORT_TIMEOUT_S} seconds",
+        because=f"it sent nothing for {SKIPPED_TIMEOUT_S:g} seconds",
         try_this="raise `stream_idle_timeout_s` or `first_byte_timeout_s` in `[models]`",
         failures=[("timeout", "give_up")],
         unknown=True,
@@ -251,13 +254,15 @@ async def test_a_provider_fault_is_reported_in_words_and_recorded(
     fault = FAULTS[name]
     async with provider() as provider_server:
         provider_server.always(fault.answer)
-        first_byte_s = SHORT_TIMEOUT_S if name == "hangs before its reply" else LONG_TIMEOUT_S
+        first_byte_s = SKIPPED_TIMEOUT_S if fault.answer.hangs_before else LONG_TIMEOUT_S
         silence_s = SHORT_TIMEOUT_S if name == "hangs during its reply" else LONG_TIMEOUT_S
-        async with run_server_with_provider(
-            tmp_path, provider_server, format_=format_, first_byte_s=first_byte_s, silence_s=silence_s
-        ) as (
-            _,
-            server,
+        async with (
+            run_server_with_provider(
+                tmp_path, provider_server, format_=format_, first_byte_s=first_byte_s, silence_s=silence_s
+            ) as (_, server),
+            skip_loop_time_on_increase(
+                SKIPPED_TIMEOUT_S, count=lambda: len(provider_server.asked) if fault.answer.hangs_before else 0
+            ),
         ):
             asked = await server.send("hello")
             settled = await server.wait_for_outcome(asked.envelope)
@@ -288,7 +293,7 @@ async def test_an_unusual_secret_in_a_provider_error_is_redacted(
     ) as provider_server:
         toml = provider_section("mock", provider_server.url, more='headers = { x-gate = { env = "GATE" } }')
         instance = build_instance(tmp_path, toml, environment={"MOCK_KEY": "tulip.tree", "GATE": "open-sesame"})
-        async with instance.run() as server, advancing_clock(instance):
+        async with instance.run() as server, advancing_clock(server):
             for _ in range(2):
                 await server.wait_for_outcome((await server.send("hello")).envelope)
             texts = await list_texts_to(server)
@@ -479,9 +484,11 @@ async def test_a_plain_http_provider_behind_an_https_url_is_reported_as_a_tls_fa
 
 
 async def test_a_refused_connection_to_a_provider_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with provider() as provider_server:
-        pass
-    text, rows = await send_to_unreachable(tmp_path, provider_server)
+    with socket.socket() as closed:  # bound, so that no other process gets the port, but not listening
+        closed.bind(("127.0.0.1", 0))
+        provider_server = Provider()
+        provider_server.port = closed.getsockname()[1]
+        text, rows = await send_to_unreachable(tmp_path, provider_server)
     assert text.split("\n") == [
         "Something went wrong: the connection to mock failed [model.connection]",
         "because: the connection was refused",

@@ -252,7 +252,7 @@ async def test_a_provider_turn_whose_thinking_uses_all_output_tokens_is_reported
 ) -> None:
     provider_server.always(FakeReply(thinking="Hmm. " * 50, stop="length"))
     instance = build_provider_instance(tmp_path, provider_server)
-    async with instance.run() as server, advancing_clock(instance):
+    async with instance.run() as server, advancing_clock(server):
         await server.wait_for_outcome((await server.send("hello")).envelope)
         [text] = await list_texts_to(server)
     assert text.startswith("Something went wrong: mock/m1 gave no answer [model.only_thinking]")

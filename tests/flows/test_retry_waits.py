@@ -53,7 +53,7 @@ async def test_an_empty_reply_before_a_retry_is_charged_exactly_as_reported(tmp_
     instance.model.will_reply(ScriptedReply(usage=usage, stop=StopReason.END), ScriptedReply(text="here", usage=usage))
     async with instance.run() as server:
         receipt = await server.send("hello")
-        async with advancing_clock(instance):
+        async with advancing_clock(server):
             await server.wait_for_outcome(receipt.envelope)
         run = (await server.get_envelope(receipt.envelope)).run
         assert run is not None
