@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 
 from retinue.app.clock_and_ids import new_token
 from retinue.app.instance_files import owner_token
-from retinue.app.logs import REDACTED, LogFormatter, log_file_path, redact, set_level, set_up_logs
+from retinue.app.logs import (
+    REDACTED,
+    LogFormatter,
+    log_file_path,
+    redact,
+    set_known_secrets,
+    set_level,
+    set_up_logs,
+)
 from retinue.config.settings import LogLevel, LogSettings
+from retinue.text.redaction import Redactor
 
 TOKEN = "Zk3_q9vXw2-LmN8bT5rYc1Hs7DfGj4KpQ0aUeRiVoBx"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq7Zc8s\n-----END RSA PRIVATE KEY-----"
@@ -77,6 +86,7 @@ TEXTS_WITHOUT_SECRETS = (
 def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    set_known_secrets(Redactor())  # a server in an earlier test of this process may have left its own
     yield
     for handler in root.handlers:
         if handler not in handlers:

@@ -35,11 +35,13 @@ class AnswerHandler(BaseHTTPRequestHandler):
             self.send_error(500, "two at once")
             return
         try:
-            self.answer(request)
+            try:
+                self.answer(request)
+            finally:
+                ANSWER_LOCK.release()
+            self.wfile.write(b"data: [DONE]\n\n")  # after the release: the next request may follow at once
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client has closed the connection
-        finally:
-            ANSWER_LOCK.release()
 
     def answer(self, request: dict[str, Any]) -> None:
         self.send_response(200)
@@ -64,7 +66,6 @@ class AnswerHandler(BaseHTTPRequestHandler):
             self.wfile.write(b": still here\n\n")
         self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}})
-        self.wfile.write(b"data: [DONE]\n\n")
 
     def send_text(self, text: str) -> None:
         self.event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})

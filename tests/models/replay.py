@@ -45,6 +45,7 @@ class Answer:
     then: Then = Then.END
     before: Then = Then.END  # HANG or CUT: no status is sent either
     cuts: Sequence[int] | None = None  # where the body is cut; None: anywhere
+    held: asyncio.Event | None = None  # the second piece is sent once this is set
 
     @property
     def wire(self) -> bytes:
@@ -108,7 +109,9 @@ class Provider:
         lines = [f"HTTP/1.1 {answer.status} {phrase}", "transfer-encoding: chunked", "connection: close"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
-        for piece in self._pieces(answer):
+        for number, piece in enumerate(self._pieces(answer)):
+            if number == 1 and answer.held is not None:
+                await answer.held.wait()
             writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             await writer.drain()
             for _ in range(3):  # so that the client usually reads each piece separately

@@ -43,6 +43,13 @@ needs_local_extra = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even on a slow machine, a process reports and ends within these limits."""
+    monkeypatch.setattr("retinue.models.local_model.PROGRESS_INTERVAL_S", 120.0)
+    monkeypatch.setattr("retinue.models.local_process.EXIT_WAIT_S", 60.0)
+
+
 # --- the life of the process, with a stand-in ---
 
 
@@ -83,6 +90,8 @@ async def test_the_local_model_process_gets_its_token_through_a_pipe_and_no_api_
         "LC_CTYPE",
         "TMPDIR",
         "LD_LIBRARY_PATH",
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
     }
 
 

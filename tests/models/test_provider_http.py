@@ -111,13 +111,14 @@ async def test_a_provider_that_stops_in_the_middle_times_out_after_its_first_chu
 
 
 async def test_a_slow_reader_of_a_provider_reply_does_not_cause_a_timeout(link: ProviderConnections) -> None:
-    body = stream_of_words("Hel", "lo.")
-    async with provider(Answer(body=body, cuts=[body.index("\n\n") + 2])) as server:
+    body, first_was_read = stream_of_words("Hel", "lo."), asyncio.Event()
+    async with provider(Answer(body=body, cuts=[body.index("\n\n") + 2], held=first_was_read)) as server:
         model = make_http_model(link, server.url, CHAT, silence_s=SILENCE_S)
         chunks_read: list[ReplyChunk] = []
         async for chunk in model.reply(prompt_of(), key=KEY):
             skip_loop_time(2 * SILENCE_S)
             await asyncio.sleep(0.001)  # sleep: timers that are due run before this one
+            first_was_read.set()
             chunks_read.append(chunk)
     assert chunks_read[:2] == [TextChunk("Hel"), TextChunk("lo.")]
     assert isinstance(chunks_read[-1], EndChunk)

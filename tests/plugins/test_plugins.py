@@ -53,6 +53,7 @@ from retinue.plugins.lifecycle import PluginLoader
 from retinue.plugins.registry import EntryKind, PendingEntries, PluginRegistry, plugin_source_of
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.local_instance import LocalInstance
+from retinue.testing.loop_time import skip_loop_time_on_increase
 from retinue.testing.scripted_model import tool_call_reply as tool_call
 from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 from retinue.tools import base as tools
@@ -133,6 +134,16 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugin
         del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def _long_default_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give plugins long limits in the servers of these tests, too. Tests of code that hangs set their own."""
+    defaults = PluginLoader.__init__.__kwdefaults__
+    assert defaults is not None
+    for name in ("load_timeout_s", "unload_timeout_s", "section_timeout_s"):
+        assert name in defaults
+        monkeypatch.setitem(defaults, name, LONG_TIMEOUT_S)
+
+
 @pytest.fixture
 async def loader(packages: PluginPackages, tmp_path: Path) -> AsyncGenerator[PluginLoader]:
     home = tmp_path / "home"
@@ -152,7 +163,7 @@ async def loader(packages: PluginPackages, tmp_path: Path) -> AsyncGenerator[Plu
 
 @pytest.fixture
 async def impatient_loader(packages: PluginPackages, tmp_path: Path) -> AsyncGenerator[PluginLoader]:
-    """Return a loader with a short limit for unloading. Sections that do not hang have two seconds."""
+    """Return a loader with a short limit for unloading."""
     home = tmp_path / "home"
     home.mkdir()
     made = PluginLoader(
@@ -162,7 +173,7 @@ async def impatient_loader(packages: PluginPackages, tmp_path: Path) -> AsyncGen
         find_entry_points=packages.find,
         load_timeout_s=LONG_TIMEOUT_S,
         unload_timeout_s=HANG_TIMEOUT_S,
-        section_timeout_s=2.0,
+        section_timeout_s=LONG_TIMEOUT_S,
     )
     yield made
     await made.close()
@@ -344,7 +355,7 @@ async def test_a_plugin_that_fails_in_any_way_does_not_affect_the_others(
 ) -> None:
     body, why = BROKEN_BODIES[kind]
     packages.add("fine")
-    packages.add(kind, body.replace("SOON", str(HANG_TIMEOUT_S * 10)))
+    packages.add(kind, body.replace("SOON", str(LONG_TIMEOUT_S)))
     (tmp_path / "home").mkdir()
     loader = PluginLoader(
         tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=packages.find, load_timeout_s=LONG_TIMEOUT_S
@@ -378,9 +389,9 @@ async def test_a_plugin_that_finishes_loading_after_its_timeout_cannot_register(
         """,
     )
     (tmp_path / "home").mkdir()
-    loader = PluginLoader(
-        tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=packages.find, load_timeout_s=HANG_TIMEOUT_S
-    )
+    loader = PluginLoader(tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=packages.find)
+    await loader.check_settings("late", PluginSettings())  # imports it, which may take long on a busy machine
+    loader._load_timeout_s = HANG_TIMEOUT_S  # pyright: ignore[reportPrivateUsage]
     await loader.sync(make_plugin_settings("late"))
     module = sys.modules[packages.entries[0].module]
     module.GO.set()
@@ -539,7 +550,7 @@ async def test_a_plugin_background_task_that_fails_is_reported_and_a_task_that_d
 
 
 async def test_failing_or_hanging_plugin_sections_are_left_out_and_minimal_mode_is_respected(
-    packages: PluginPackages, impatient_loader: PluginLoader
+    packages: PluginPackages, loader: PluginLoader
 ) -> None:
     packages.add(
         "words",
@@ -557,13 +568,15 @@ async def test_failing_or_hanging_plugin_sections_are_left_out_and_minimal_mode_
             host.register.section(PluginSection(name="f", render=lambda scene: "x" * 30_000))
         """,
     )
-    await impatient_loader.sync(make_plugin_settings("words"))
-    sections = await impatient_loader.render_sections(make_section_context())
+    await loader.sync(make_plugin_settings("words"))
+    hung_calls = sys.modules[packages.entries[0].module].CALLS
+    async with skip_loop_time_on_increase(LONG_TIMEOUT_S, count=lambda: len(hung_calls)):
+        sections = await loader.render_sections(make_section_context())
     assert sections[:2] == ["for all", "even then"] and len(sections) == 3 and len(sections[2]) == 20_000
-    assert await impatient_loader.render_sections(make_section_context(), minimal=True) == ["even then"]
-    await impatient_loader.render_sections(make_section_context())
-    assert len(sys.modules[packages.entries[0].module].CALLS) == 1  # a plugin that hung once is not asked again
-    assert "is disabled until the plugin is reloaded" in await because(impatient_loader, "words")
+    assert await loader.render_sections(make_section_context(), minimal=True) == ["even then"]
+    await loader.render_sections(make_section_context())
+    assert len(hung_calls) == 1  # a plugin that hung once is not asked again
+    assert "is disabled until the plugin is reloaded" in await because(loader, "words")
 
 
 # The registry
@@ -1044,4 +1057,4 @@ def test_the_operation_of_the_example_plugin_needs_only_standard_level_and_has_n
 
 def test_plugin_threads_are_daemon_threads() -> None:
     """Threads of plugins that hang in tests above still exist. Python must not wait for them when it exits."""
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("plug-in "))
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("plugin "))

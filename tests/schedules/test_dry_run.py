@@ -277,7 +277,7 @@ async def test_dry_run_estimates_a_run_by_the_medians_of_earlier_runs(tmp_path: 
             at = datetime(2026, 1, 5, hour, tzinfo=UTC)
             await advance_clock_to(server, at)
             await server.wait_for(lambda conn: not instance.model.script, what="the model to be asked")
-            await advance_clock_to(server, at + timedelta(minutes=1))
+            await advance_clock_to(server, at + timedelta(seconds=seconds))  # not further: its end is recorded
             await ended(server, schedule, at=at)
 
     report = await dry_run_report(instance, days=1)
@@ -588,27 +588,38 @@ def model_server() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-@pytest.fixture(scope="module")
-def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, list[str]]]:
+@contextmanager
+def running_server(home: Path) -> Iterator[tuple[ServerProcess, list[str]]]:
     """A running server whose agent uses a provider on loopback. Its schedules run tomorrow."""
-    server = ServerProcess(tmp_path_factory.mktemp("dry_run") / "home")
+    server = ServerProcess(home)
     with model_server() as (url, asked):
         server.home.mkdir()
         (server.home / "retinue.toml").write_text(
             f'[server]\nzone = "UTC"\n\n[providers.near]\nurl = "{url}/v1"\nformat = "openai-chat"\n\n'
             '[models.entries."near/small"]\ninput_usd = 3.0\noutput_usd = 15.0\n'
         )
-        server.open()
-        server.call("agent.register", name="ada", model="near/small")
-        soon = datetime.now(UTC) + timedelta(hours=20)
-        for name, cron in (("daily", f"0 {soon.hour} * * *"), ("weekly", f"0 {soon.hour} * * {soon.isoweekday() % 7}")):
-            server.call("schedule.add", name=name, to="agent:ada", cron=cron, text="Water the plants.")
-        wait_until_sync(
-            lambda: not [row for row in rows(server.home / STORE)["schedules"] if not row[9]],
-            "each schedule has a time",
-        )
-        yield server, asked
-        server.close()
+        try:
+            server.open()
+            server.call("agent.register", name="ada", model="near/small")
+            soon = datetime.now(UTC) + timedelta(hours=20)
+            for name, cron in (
+                ("daily", f"0 {soon.hour} * * *"),
+                ("weekly", f"0 {soon.hour} * * {soon.isoweekday() % 7}"),
+            ):
+                server.call("schedule.add", name=name, to="agent:ada", cron=cron, text="Water the plants.")
+            wait_until_sync(
+                lambda: not [row for row in rows(server.home / STORE)["schedules"] if not row[9]],
+                "each schedule has a time",
+            )
+            yield server, asked
+        finally:
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, list[str]]]:
+    with running_server(tmp_path_factory.mktemp("dry_run") / "home") as opened:
+        yield opened
 
 
 def test_dry_run_of_a_running_server_makes_no_model_call_and_changes_nothing(
@@ -710,13 +721,12 @@ def test_a_signal_cancels_a_waiting_coroutine_of_a_dry_run() -> None:
     assert (ended, left.value.exit_code) == (["which is shell syntax"], 143)
 
 
-def test_dry_run_command_on_a_stopped_instance_changes_no_byte(open_server: tuple[ServerProcess, list[str]]) -> None:
-    """This must be the last test: it stops the server."""
-    server, asked = open_server
-    server.close()
-    before = snapshot(server.home)
+def test_dry_run_command_on_a_stopped_instance_changes_no_byte(tmp_path: Path) -> None:
+    with running_server(tmp_path / "home") as (server, asked):
+        server.close()
+        before = snapshot(server.home)
 
-    report = server.json("dry-run", "--days", "14")
+        report = server.json("dry-run", "--days", "14")
 
-    assert report["totals"]["runs"] == 16
-    assert (snapshot(server.home), asked) == (before, [])
+        assert report["totals"]["runs"] == 16
+        assert (snapshot(server.home), asked) == (before, [])

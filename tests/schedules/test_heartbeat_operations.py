@@ -57,8 +57,10 @@ def make_heartbeat_sync(server: LocalServer, heartbeat_settings: HeartbeatSettin
 @pytest.fixture
 async def operations(tmp_path: Path) -> AsyncGenerator[OperationsServer]:
     async with open_operations_server(LocalInstance(tmp_path)) as made:
-        made.services = replace(made.services, heartbeats=make_heartbeat_sync(made.server))
+        heartbeats = make_heartbeat_sync(made.server)
+        made.services = replace(made.services, heartbeats=heartbeats)
         yield made
+        await heartbeats.stop()  # it watches a directory, and a user may have only so many watches
 
 
 async def list_heartbeats(server: LocalServer) -> list[schedules.StoredSchedule]:

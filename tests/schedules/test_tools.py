@@ -48,9 +48,9 @@ async def wait_until_ended(server: ScriptedServer, id_: str) -> None:
 async def test_an_agent_can_add_list_update_run_and_remove_its_own_schedules_with_cron(server: ScriptedServer) -> None:
     by_owner = await server.ask("schedule.add", name="owners", to="agent:ada", text="x", cron="0 0 1 1 *")
     session = await server.turn(
-        "Water the plants every morning.",
+        "Water the plants every year.",
         tool_call_reply(
-            "cron", action="add", parameters={"name": "plants", "text": "Water them.", "cron": "0 8 * * *"}
+            "cron", action="add", parameters={"name": "plants", "text": "Water them.", "cron": "0 8 1 1 *"}
         ),
         "Set.",
         origin="person:owner",
