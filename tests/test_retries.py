@@ -140,7 +140,7 @@ def test_the_second_attempt_of_a_retried_test_has_a_time_limit_too(
     outcome = run_tests(
         """
 import threading
-@pytest.mark.timeout(0.2)
+@pytest.mark.timeout(1)
 def test_hangs(): threading.Event().wait()
 """
     )

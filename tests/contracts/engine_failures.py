@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +127,7 @@ INTERNAL_ERROR_PREFIX = "internal error in the run: "
 async def test_any_error_raised_by_a_model_is_reported_and_the_session_continues(
     instance: LocalInstance, model: MisbehavingModel, error_text: str
 ) -> None:
-    instance.models = (model,)
+    instance.models = (copy(model),)  # it counts its calls, and the parameter lives as long as the process
     instance.agents = (ada(model="odd"),)
     instance.settings = Settings(
         home=instance.root,

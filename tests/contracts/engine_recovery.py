@@ -45,6 +45,7 @@ from retinue.store.core.connection import NO_FAULTS
 from retinue.store.open_store import open_store
 from retinue.testing.local_instance import LocalInstance, LocalServer
 from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 from retinue.tools.base import ToolContext, schema_of
 
 FOLLOWUP = QueuePolicy(mode=QueueMode.FOLLOWUP)
@@ -311,7 +312,7 @@ async def test_a_stop_lets_active_runs_finish_and_leaves_waiting_envelopes_for_t
     async with run_with_ledger_check(instance) as server:
         envelope, _ = await send_and_wait_for_model_call(instance, server)
         behind = await server.send("behind it")
-        stopping = asyncio.create_task(server.engine.stop(drain_s=10))
+        stopping = asyncio.create_task(server.engine.stop(drain_s=WAIT_LIMIT_S))
         await asyncio.sleep(0)
         late = await server.send("posted while it stops")
         await instance.clock.advance(1)

@@ -20,6 +20,7 @@ from contracts.engine_instance import (
     newest_user_text,
     query_rows,
     run_with_ledger_check,
+    wait_until_clock_sleep,
     wait_until_suspended,
     wait_until_true,
 )
@@ -74,7 +75,7 @@ async def test_the_timer_wakes_at_the_earliest_of_thousands_of_due_times(
             for n in range(3000)
         ]
         receipts = await asyncio.gather(*posts)
-        await let_tasks_settle(server)
+        await wait_until_clock_sleep(server, seconds_max=10)  # the alarm has checked all of them
         scan_count = store_control.scan_count
         await instance.clock.advance(9)
         await let_tasks_settle(server)
@@ -201,7 +202,7 @@ async def test_the_timer_retries_if_it_cannot_read_the_store(
     instance.model.rule = lambda prompt: text_reply("ok")
     async with run_with_ledger_check(instance) as server:
         receipt = await server.send("later", deliver_at=instance.clock.now() + timedelta(seconds=10))
-        await let_tasks_settle(server)
+        await wait_until_clock_sleep(server, seconds_max=10)  # no check is in progress
         store_control.scan_failures_left = 3
         await instance.clock.advance(10)
         await let_tasks_settle(server)

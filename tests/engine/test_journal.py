@@ -148,8 +148,10 @@ async def test_a_worker_cannot_write_to_the_journal_after_the_epoch_of_its_sessi
             nonlocal was_taken_over
             if point == "step" and not was_taken_over:
                 was_taken_over = True
-                with sa.create_engine(f"sqlite:///{instance.root / 'retinue.db'}").begin() as conn:
+                engine = sa.create_engine(f"sqlite:///{instance.root / 'retinue.db'}")
+                with engine.begin() as conn:
                     conn.execute(sa.text("UPDATE sessions SET epoch = epoch + 1"))
+                engine.dispose()
 
         store.before = take_over
         receipt = await server.send("go")

@@ -149,6 +149,7 @@ async def test_an_unknown_sender_cannot_decide_an_approval_by_pressing_a_button(
         await link(server, "owner", id_="42", service="telegram")
         telegram.person_sends("Hello.", chat_id=-100, sender=OWNER)
         await bot_instance.wait_until_answered(-100, 1)
+        await server.wait_until_idle()  # the delivery adds rows after Telegram has the message
         before = await rows(server)
         [ours] = telegram.list_bot_messages(-100)
         pressed = [

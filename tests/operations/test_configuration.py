@@ -23,6 +23,7 @@ from retinue.store.ledger import ledger
 from retinue.store.people import people, principals
 from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import text_reply
+from retinue.testing.wait_conditions import wait_until
 
 OWNER, MARIA = person("owner"), person("maria")
 DECLARED = """
@@ -234,6 +235,7 @@ async def test_config_apply_with_reset_clears_runs_and_renews_agent_tokens(serve
     await server.converse(MARIA, "hello")
     server.server.instance.model.rule = lambda prompt: text_reply("too late", after_s=3600)
     busy = await server.ask(MARIA, "envelope.send", to="agent:ada", text="long work")
+    await wait_until(lambda: len(server.server.instance.model.prompts) == 2, "the model is asked")
     waits = await server.ask(MARIA, "envelope.send", to="agent:ada", text="waits")
 
     plain = await server.ask(OWNER, "config.apply", overwrite=True)

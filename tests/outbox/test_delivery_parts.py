@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import CrashAt, advancing_clock, poll_until
+from faults import WAIT_S, CrashAt, advancing_clock, poll_until
 
 from retinue.connectors.base import ConnectorCapabilities, FailureKind
 from retinue.connectors.redacted_connector import RedactedConnector
@@ -244,7 +244,7 @@ async def test_a_human_delay_separates_two_delivery_parts(instance: LocalInstanc
 async def test_delivery_continues_with_the_next_part_after_a_restart_between_parts(instance: LocalInstance) -> None:
     instance.reply_delivery = ReplyDelivery(human_delay=HumanDelay.NATURAL)
     connector = add_fake_connector(instance, repeats_safely=False)
-    async with instance.run() as server:
+    async with instance.run(drain_s=WAIT_S) as server:
         sent = await send(server)
         await poll_until(lambda: connector.list_texts("42") == PARTS[:1], "the first part has arrived")
     async with instance.run() as server, advancing_clock(server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import os
 import stat
@@ -412,6 +413,7 @@ def test_attachment_files_leak_no_file_descriptors(
     def count_open_files() -> int:
         return len(os.listdir("/dev/fd"))
 
+    gc.collect()  # otherwise files that other tests left behind may be closed during this test
     before = count_open_files()
     keep(files)
     keep(files)

@@ -46,6 +46,7 @@ from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import sessions
 from retinue.testing.local_instance import LocalInstance
+from retinue.testing.wait_conditions import wait_until
 
 SESSION, OTHER = "5e" * 16, "0f" * 16
 RUN = "ab" * 16
@@ -505,6 +506,7 @@ async def test_an_audit_anchor_is_stored_and_logged_every_hour(instance: LocalIn
             await server.server.store.write(append_entries(allowed_entry(), now_ms=now_ms), point="test")
             await instance.clock.advance(asked.ANCHOR_EVERY_S)
             await server.server.wait_for(lambda conn: audit.list_anchors(conn) or None, what="an anchor")
+            await wait_until(lambda: asked.anchors_in_log(tmp_path / "logs"), "the anchor is logged after its commit")
             task.cancel()
             found = await asyncio.to_thread(asked.anchors_in_log, tmp_path / "logs")
             stored = await server.server.store.scan(audit.list_anchors)

@@ -262,6 +262,7 @@ class BusyDay:
         await self.expect_outcome("goes_on_2", Outcome.ANSWERED)
         await self.server.engine.answer_approval(approval, allow=True, by=boss_principal("maria"))
         await self.expect_outcome("unheard", Outcome.ANSWERED)
+        await self.server.wait_until_idle()  # the run for the late decision asks the model, too
         before = len(self.instance.model.prompts)
         await self.post("busy", "be slow", to="careful")
         await self.asked(before + 1)
