@@ -36,6 +36,7 @@ CALL_S_MAX = 120.0
 RETRY_PAUSE_S = 0.1  # fifty clients that retry without a pause would keep the server from starting
 POLL_S = 2.0
 EXPIRES_AFTER_S = 0.15
+EXPIRES_AFTER_S_MAX = 20.0
 APPROVAL_WAIT_S = 1.0  # how long the test's agents wait for a person
 SESSION_SCOPE_SHARE = 0.15  # share of the approvals that apply to the whole session
 
@@ -226,6 +227,7 @@ class Sender:
     profile: SenderProfile
     session: str | None = None
     sent: int = 0
+    expires_after_s: float = EXPIRES_AFTER_S  # longer on a machine where accepting a message takes longer
     open_envelopes: dict[str, str] = field(default_factory=dict[str, str])  # envelope -> token
 
     @property
@@ -310,7 +312,7 @@ class CrashClient:
         if sender.profile.delay_s is not None:
             after_s = sender.profile.delay_s
         if sender.profile.uses_expiry:
-            after_s = 2 * EXPIRES_AFTER_S if sender.sent % 2 == 0 else 0.0
+            after_s = 2 * sender.expires_after_s if sender.sent % 2 == 0 else 0.0
         sender.sent += 1
         return ScriptQuestion(script.build_token(sender.number, sender.sent), do, after_s)
 
@@ -323,13 +325,15 @@ class CrashClient:
             "conversation": f"c{sender.number}",
         }
         if sender.profile.uses_expiry and sender.sent % 2 == 0:
-            expires_at = datetime.now(UTC) + timedelta(seconds=EXPIRES_AFTER_S)
+            expires_at = datetime.now(UTC) + timedelta(seconds=sender.expires_after_s)
             parameters["expires_at"] = expires_at.isoformat()
         await self._log.write(SentEntry(t=time.monotonic(), token=question.token, key=key, to=sender.recipient))
         try:
             receipt = await self._call_until_answered(lambda: connection.call("envelope.send", **parameters))
         except RequestRefused as refused:
-            if refused.code != "time.past":  # it expired before it could be sent
+            if refused.code == "time.past":  # it expired before it could be sent
+                sender.expires_after_s = min(2 * sender.expires_after_s, EXPIRES_AFTER_S_MAX)
+            else:
                 await self._log_complaint(f"{question.token} was refused: {refused}")
             return
         envelope, sender.session = receipt["envelope"], receipt["session"]
