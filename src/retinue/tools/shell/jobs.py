@@ -109,11 +109,11 @@ class JobRunner:
                 while self._tasks:  # a command that was starting is watched and killed by new tasks
                     await asyncio.wait(self._tasks)
         except TimeoutError:
-            log.warning("commands not ended in time", extra={"count": len(self._running)})
-            late = set(self._tasks)
-            for task in late:
-                task.cancel()
-            await asyncio.wait(late, timeout=1.0)
+            if late := set(self._tasks):  # the last one may have ended at this moment
+                log.warning("commands not ended in time", extra={"count": len(self._running)})
+                for task in late:
+                    task.cancel()
+                await asyncio.wait(late, timeout=1.0)
 
     def find_running(self, id_: str) -> Job | None:
         return self._running.get(id_)
