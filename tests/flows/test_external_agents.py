@@ -52,12 +52,17 @@ async def wait_until_ready(server: ScriptedServer, ready: Any) -> None:
     await server.rest()
 
 
-def skip_time(server: ScriptedServer, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the clock of the server forward, and end every sleep and timeout that is due by then."""
+async def let_answer_time_pass(
+    server: ScriptedServer, fake_agent: FakeExternalAgent, monkeypatch: pytest.MonkeyPatch
+) -> ReceivedEnvelope:
+    """Let the time for an answer pass once the agent has the envelope, and wait for the consequences."""
+    received_envelope = await fake_agent.received_envelope()
     clock = server.server.services.clock
     now = clock.now
-    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=seconds))
-    skip_loop_time(seconds)
+    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=ANSWER_LIMIT_S))
+    skip_loop_time(ANSWER_LIMIT_S)
+    await wait_until_ready(server, partial(list_texts_to, server))
+    return received_envelope
 
 
 async def assert_ledger_is_ok(server: ScriptedServer) -> None:
@@ -161,9 +166,7 @@ async def test_a_message_to_an_external_agent_without_an_answer_fails_once_and_a
         open_server_with(tmp_path, fake_agent, timeout_s=ANSWER_LIMIT_S) as server,
     ):
         receipt = await server.post("Hello?", to=REX)
-        received_envelope = await fake_agent.received_envelope()
-        skip_time(server, ANSWER_LIMIT_S, monkeypatch)
-        await wait_until_ready(server, partial(list_texts_to, server))
+        received_envelope = await let_answer_time_pass(server, fake_agent, monkeypatch)
         [text] = await list_texts_to(server)
         assert "no answer came within 100 seconds" in text
         assert await outcome(server, receipt.envelope) is Outcome.DEAD
@@ -417,9 +420,7 @@ async def test_a_delegation_to_an_external_agent_without_an_answer_in_time_fails
         ask = tool_call_reply("agents_message", agentId="rex", content="Any news?")
         server.model.will_reply(ask, "Rex is not there.")
         receipt = await server.post("Ask rex.")
-        received_envelope = await fake_agent.received_envelope()
-        skip_time(server, ANSWER_LIMIT_S, monkeypatch)
-        await wait_until_ready(server, partial(list_texts_to, server))
+        received_envelope = await let_answer_time_pass(server, fake_agent, monkeypatch)
         assert await list_texts_to(server) == ["Rex is not there."]
         [result] = await server.results(receipt.session or "")
         assert result.failed
