@@ -24,6 +24,7 @@ from retinue.agents.skills import HostFacts, HostRequirements, read_requirements
 from retinue.config.hooks import HookSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable
+from retinue.store.core.untrusted_files import open_untrusted
 from retinue.text.glob_match import matches_glob
 
 HOOK_FILE = "HOOK.md"
@@ -239,9 +240,8 @@ def _read_files(folder: Path) -> dict[str, tuple[bool, bytes]]:
     found: dict[str, tuple[bool, bytes]] = {}
     left = HOOK_BYTES_MAX
     for name in sorted(os.listdir(folder)):
-        descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with os.fdopen(descriptor, "rb") as opened:
-            mode = os.fstat(descriptor).st_mode
+        with open_untrusted(folder / name) as opened:
+            mode = os.fstat(opened.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise HookFolderInvalid(f"{name!r:.80} is not a regular file")
             data = opened.read(left + 1)

@@ -20,6 +20,7 @@ from retinue.agents.errors import SkillBundleIncomplete, SkillFolderInvalid, Ski
 from retinue.agents.skills import SKILL_FILE, SOURCE_PRECEDENCE, Skill, SkillSource, parse_skill
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable
+from retinue.store.core.untrusted_files import open_untrusted
 
 SKILLS_FOLDER = "skills"  # in a workspace, an agent directory or the data directory
 DEPTH_MAX = 5
@@ -233,9 +234,8 @@ def _list_files(top: Path, folder: Path, search: _Search, depth: int) -> Iterato
 
 
 def _read_file(path: Path, bytes_max: int) -> tuple[bytes, bool]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as opened:
-        found = os.fstat(descriptor)  # of the open file: reading a pipe or a device would block
+    with open_untrusted(path) as opened:
+        found = os.fstat(opened.fileno())  # of the open file: reading a pipe or a device would block
         if not stat.S_ISREG(found.st_mode):
             raise SkillFolderInvalid(because=f"{path.name} is not a regular file", try_this="remove it")
         data = opened.read(bytes_max + 1)

@@ -32,11 +32,11 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.schedules.file_watcher import DebouncedTask, DirectoryWatcher
 from retinue.schedules.heartbeat_files import list_task_ids, tasks_directory
-from retinue.schedules.untrusted_files import open_untrusted
 from retinue.store.agents import agents
 from retinue.store.core import tables
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
+from retinue.store.core.untrusted_files import open_untrusted
 from retinue.store.schedules import schedules
 from retinue.store.schedules.schedules import StoredSchedule
 

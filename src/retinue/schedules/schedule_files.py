@@ -42,11 +42,11 @@ from retinue.schedules.schedule_front_matter import (
     render_schedule_file,
 )
 from retinue.schedules.schedule_parser import ScheduleContext
-from retinue.schedules.untrusted_files import open_untrusted
 from retinue.store.agents import agents
 from retinue.store.core import tables
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
+from retinue.store.core.untrusted_files import open_untrusted
 from retinue.store.schedules import schedules
 from retinue.store.schedules.schedules import StoredSchedule
 

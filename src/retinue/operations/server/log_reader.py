@@ -14,6 +14,8 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
+from retinue.store.core.untrusted_files import open_untrusted
+
 LOG_DIRECTORY = "logs"
 LOG_FILE = "retinue.log"
 START_LOG_FILE = "start.log"  # output of a server without its own log file
@@ -52,7 +54,7 @@ def read_newest_entries(
     room = READ_BYTES_MAX
     for path in _list_log_files(data_dir, before):
         try:
-            file = _open_log_file(path)
+            file = open_untrusted(path)
         except OSError:  # rotated away, or not readable
             continue
         with file:
@@ -86,10 +88,6 @@ def _read_inode(path: Path) -> int:
         return path.stat(follow_symlinks=False).st_ino
     except OSError:
         return -1
-
-
-def _open_log_file(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def _read_entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:

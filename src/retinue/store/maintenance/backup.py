@@ -36,6 +36,7 @@ from retinue.store.core.connection import translate_error
 from retinue.store.core.database_rename import FORMER_NAME, STORE_NAME
 from retinue.store.core.durable_files import fsync_path, write_private_file
 from retinue.store.core.fast_connection import FastConnection
+from retinue.store.core.untrusted_files import open_untrusted
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.ledger import ledger
 from retinue.store.maintenance.errors import (
@@ -379,8 +380,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, folder: Path, relative: Path) -> BackupPart:
-    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as reading:
+    with open_untrusted(source) as reading:
         return _copy_stream(reading, folder, relative)
 
 

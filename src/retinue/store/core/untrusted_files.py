@@ -1,4 +1,4 @@
-"""Opens files in directories that people and agents write to: a path could be a link, a FIFO, a device or a folder."""
+"""Opens files that people or agents may have replaced by a link, a FIFO, a device or a folder."""
 
 from __future__ import annotations
 

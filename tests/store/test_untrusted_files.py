@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retinue.schedules.untrusted_files import open_untrusted
+from retinue.store.core.untrusted_files import open_untrusted
 
 
 def test_a_folder_or_a_link_in_place_of_a_file_is_refused_and_leaves_no_open_descriptor(
